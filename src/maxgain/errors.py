@@ -1,0 +1,72 @@
+"""Everything that can be wrong with what a user asked for, in named kinds.
+
+An error says what is wrong, where (the layer's dotted path, the file), and what to do about it.
+"""
+
+
+class MaxGainError(Exception):
+    """What all errors of this package derive from; the command line answers one with a sentence and exit code 2."""
+
+
+class BoundError(MaxGainError, ValueError):
+    """A bound (gamma, lambda, ...) that is not a positive number, or that says nothing about some layer."""
+
+
+class NormError(MaxGainError, ValueError):
+    """A p that does not name a norm."""
+
+
+class PatternError(MaxGainError, ValueError):
+    """A glob over layer names that matches nothing."""
+
+
+class UnsupportedLayerError(MaxGainError, TypeError):
+    """A layer whose linear part cannot be measured or rescaled."""
+
+
+class NothingToConstrainError(MaxGainError, ValueError):
+    """A model without a layer to work on."""
+
+
+class AttachError(MaxGainError, ValueError):
+    """An optimiser that cannot be attached: attached already, or it holds none of the constrained weights."""
+
+
+class NotMeasuredError(MaxGainError, RuntimeError):
+    """A step was taken although no constrained layer had been measured."""
+
+
+class StateError(MaxGainError, ValueError):
+    """A state that belongs to another model or constraint."""
+
+
+class MissingExtraError(MaxGainError, ImportError):
+    """A feature whose optional dependency is not installed."""
+
+
+class DataError(MaxGainError):
+    """A data set that is missing, short or wrong."""
+
+
+class RecipeError(MaxGainError, ValueError):
+    """An experiment that makes no sense as it was asked for."""
+
+
+class RegulariserError(MaxGainError, ValueError):
+    """A regulariser that does not exist, or a combination that makes no sense."""
+
+
+class CheckpointError(MaxGainError):
+    """A checkpoint that is missing, damaged, or of another run."""
+
+
+class RunError(MaxGainError):
+    """A run that cannot go on: the loss is no longer a number, the disk is full."""
+
+
+class RecordError(MaxGainError):
+    """Records of results that cannot be read or do not belong together."""
+
+
+class MeasurementWarning(UserWarning):
+    """Something was measured that could not be used, or was not measured at all."""
