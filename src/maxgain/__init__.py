@@ -1,1 +1,7 @@
-"""maxgain."""
+"""Limit how much each layer of a network may amplify its input, measured on the data it is trained on."""
+
+from . import errors as errors
+from . import functional as functional
+from ._version import __version__ as __version__
+from .gain import MaxGain as MaxGain
+from .layers import register_layer as register_layer

@@ -1,0 +1,98 @@
+"""The mathematics of the method, pure: what a gain is, and what exceeding a bound does to a weight.
+
+The problem that training solves under MaxGain is ``min f(W_1, ..., W_l)`` subject to
+``max_x ‖W_i x‖_p / ‖x‖_p ≤ γ`` for every layer i, x running over the layer's inputs.
+"""
+
+import math
+from collections.abc import Sequence
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from .errors import BoundError, NormError
+
+
+def check_p(p: float) -> float:
+    """Returns p if it names a norm (1 ≤ p ≤ inf), and refuses it otherwise."""
+    if not (isinstance(p, Real) and p >= 1):
+        raise NormError(f"p must be a number from 1 to inf, not {p!r}: below 1 it does not define a norm.")
+    return float(p)
+
+
+def check_bound(bound: float, what: str = "gamma") -> float:
+    """Returns the bound if one can divide by it, and refuses it otherwise; ``inf`` measures without constraining."""
+    if not (isinstance(bound, Real) and bound > 0):
+        raise BoundError(f"{what} must be a positive number (inf measures without constraining), not {bound!r}.")
+    return float(bound)
+
+
+def gain(z: Tensor, x: Tensor, p: float = 2.0, *, instance_dims: int | None = None) -> Tensor:
+    """The gain ``‖z‖_p / ‖x‖_p`` of every instance, where ``z = Wx`` is a layer's linear part; 0 where ``x`` is 0.
+
+    The last ``instance_dims`` dimensions make up one instance and the ones before them count instances; by default
+    the first dimension counts. The result is in float32 at least, and not finite where z or x is not.
+
+    >>> x = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    >>> gain(2 * x, x)
+    tensor([2., 0.])
+    """
+    check_p(p)
+    if instance_dims is None:
+        instance_dims = x.dim() - 1
+    z_scale, z_norm = _scaled_norm(z.detach(), p, instance_dims)
+    x_scale, x_norm = _scaled_norm(x.detach(), p, instance_dims)
+    ratio = (z_scale / x_scale) * (z_norm / x_norm)
+    return torch.where(x_scale == 0, torch.zeros_like(ratio), ratio)
+
+
+def _scaled_norm(v: Tensor, p: float, instance_dims: int) -> tuple[Tensor, Tensor]:
+    """``(s, n)`` with ``‖v‖_p = s·n`` and s the largest entry, so that no power over- or underflows in n."""
+    v = v.to(torch.promote_types(v.dtype, torch.float32))
+    if instance_dims == 0:
+        v, instance_dims = v.unsqueeze(-1), 1
+    dims = tuple(range(-instance_dims, 0))
+    largest = v.abs().amax(dim=dims, keepdim=True)
+    divisor = torch.where(largest == 0, torch.ones_like(largest), largest)
+    return largest.squeeze(dims), torch.linalg.vector_norm(v / divisor, ord=p, dim=dims)
+
+
+def project_(weight: Tensor, gain: Tensor | float, gamma: float) -> Tensor:
+    """``W ← W / max(1, gain / γ)``, in place: the nearest multiple of W whose gain is at most γ.
+
+    A weight under its bound keeps its bits, and a gain that is not finite says nothing and changes nothing.
+
+    >>> project_(torch.tensor([[6.0]]), gain=3.0, gamma=2.0)
+    tensor([[4.]])
+    """
+    check_bound(gamma)
+    size = torch.as_tensor(gain, device=weight.device)
+    size = size.to(torch.promote_types(size.dtype, torch.float32))
+    return shrink_(weight, divisors([finite(size)], [gamma])[0])
+
+
+def finite(size: Tensor) -> Tensor:
+    """The size, or 0 where it is not a finite number: ``inf`` would zero a weight and ``nan`` would poison it."""
+    return torch.where(torch.isfinite(size), size, torch.zeros_like(size))
+
+
+def divisors(sizes: Sequence[Tensor], bounds: Sequence[float]) -> list[Tensor]:
+    """``max(1, size / bound)`` for each pair, in two launches however many layers there are."""
+    ratios = torch._foreach_div(list(sizes), list(bounds))
+    torch._foreach_clamp_min_(ratios, 1.0)
+    return list(ratios)
+
+
+@torch.no_grad()
+def shrink_(weight: Tensor, divisor: Tensor) -> Tensor:
+    """Divides the weight in place; dividing by exactly 1 changes no bit."""
+    if weight.dtype == divisor.dtype:
+        return weight.div_(divisor)
+    # A divisor rounded to bfloat16 would miss the bound by up to 0.4 %, so the quotient is what is rounded.
+    return weight.copy_(weight.to(torch.promote_types(weight.dtype, divisor.dtype)).div_(divisor))
+
+
+def is_binding(bound: float) -> bool:
+    """Whether a bound can ever change a weight."""
+    return not math.isinf(bound)

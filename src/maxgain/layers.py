@@ -1,0 +1,271 @@
+"""One row per layer type: what its linear part is, and what one instance of its input is.
+
+A layer computes ``Wx + b`` from its input, so ``Wx`` is its own output without the bias. That includes padding,
+stride, groups and dilation without ever writing W down. Normalisation layers are diagonal maps, and their ``Wx``
+follows from the input alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from .errors import NothingToConstrainError, PatternError, UnsupportedLayerError
+
+LinearPart = Callable[[nn.Module, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+Instance = Literal["auto", "sample"]
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """What there is to know of a type of layer."""
+
+    instance_dims: Callable[[nn.Module, Tensor], int]
+    """How many trailing dimensions of the input (and of the linear part) make up one instance."""
+    linear_part: LinearPart
+    """``(layer, input, output) → (x, Wx)``."""
+    needs_output: bool = True
+    """False where ``linear_part`` follows from the input alone."""
+    weight: str = "weight"
+    """The attribute that scales ``Wx``."""
+    by_default: bool = True
+    """False where a layer of this kind is left alone unless it is named in ``include``."""
+
+
+def _without_bias(instance_dims: int) -> LinearPart:
+    """``Wx`` as the layer's output less its bias, which lies along the first dimension of an instance."""
+
+    def linear_part(layer: nn.Module, x: Tensor, output: Tensor | None) -> tuple[Tensor, Tensor]:
+        assert output is not None
+        bias = getattr(layer, "bias", None)
+        if bias is None:
+            return x, output
+        wide = torch.promote_types(output.dtype, torch.float32)
+        return x, output.to(wide) - bias.to(wide).view(-1, *[1] * (instance_dims - 1))
+
+    return linear_part
+
+
+def affine(instance_dims: int) -> LayerKind:
+    """The row of a layer that computes ``Wx + b``: the usual case."""
+    return LayerKind(lambda layer, x: instance_dims, _without_bias(instance_dims))
+
+
+def _batch_norm(layer: nn.Module, x: Tensor, output: Tensor | None) -> tuple[Tensor, Tensor]:
+    """``W = diag(α / sqrt(running_var + ε))`` on the raw activations; running statistics are the steadier estimate."""
+    assert isinstance(layer, nn.modules.batchnorm._BatchNorm)
+    assert layer.running_var is not None
+    scale = layer.weight * torch.rsqrt(layer.running_var + layer.eps)
+    return x, x * scale.view(-1, *[1] * (x.dim() - 2))
+
+
+def _layer_norm(layer: nn.Module, x: Tensor, output: Tensor | None) -> tuple[Tensor, Tensor]:
+    assert isinstance(layer, nn.LayerNorm)
+    normalised = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+    return normalised, normalised * layer.weight
+
+
+def _rms_norm(layer: nn.Module, x: Tensor, output: Tensor | None) -> tuple[Tensor, Tensor]:
+    assert isinstance(layer, nn.RMSNorm)
+    normalised = F.rms_norm(x, list(layer.normalized_shape), eps=layer.eps)
+    return normalised, normalised * layer.weight
+
+
+def _group_norm(layer: nn.Module, x: Tensor, output: Tensor | None) -> tuple[Tensor, Tensor]:
+    assert isinstance(layer, nn.GroupNorm)
+    normalised = F.group_norm(x, layer.num_groups, eps=layer.eps)
+    return normalised, normalised * layer.weight.view(-1, *[1] * (x.dim() - 2))
+
+
+def _whole_sample(layer: nn.Module, x: Tensor) -> int:
+    return x.dim() - 1
+
+
+def _normalised_shape(layer: nn.Module, x: Tensor) -> int:
+    assert isinstance(layer, nn.LayerNorm | nn.RMSNorm)
+    return len(layer.normalized_shape)
+
+
+# A type of an optional dependency is named by its path, so that nothing has to be imported for it.
+KINDS: dict[type[nn.Module] | str, LayerKind] = {
+    nn.Linear: affine(1),
+    nn.Conv1d: affine(2),
+    nn.Conv2d: affine(3),
+    nn.Conv3d: affine(4),
+    nn.ConvTranspose1d: affine(2),
+    nn.ConvTranspose2d: affine(3),
+    nn.ConvTranspose3d: affine(4),
+    nn.modules.batchnorm._BatchNorm: LayerKind(_whole_sample, _batch_norm, needs_output=False),
+    nn.LayerNorm: LayerKind(_normalised_shape, _layer_norm, needs_output=False, by_default=False),
+    nn.RMSNorm: LayerKind(_normalised_shape, _rms_norm, needs_output=False, by_default=False),
+    nn.GroupNorm: LayerKind(_whole_sample, _group_norm, needs_output=False, by_default=False),
+    "transformers.pytorch_utils.Conv1D": affine(1),
+}
+
+_CALLED_INSIDE = "its weights are used inside one fused operation, so no input and output of a linear part can be seen"
+REFUSED: dict[type[nn.Module] | str, str] = {
+    nn.MultiheadAttention: _CALLED_INSIDE,
+    nn.modules.linear.NonDynamicallyQuantizableLinear: _CALLED_INSIDE,
+    nn.RNNBase: _CALLED_INSIDE,
+    nn.RNNCellBase: _CALLED_INSIDE,
+    nn.Bilinear: "it is linear in each of two inputs and not in both",
+}
+_REFUSED_PACKAGES = (
+    "torch.ao.nn.quantized",
+    "torch.ao.nn.quantizable",
+    "bitsandbytes.nn",
+    "torchao.quantization",
+)
+
+
+def register_layer(
+    layer_type: type[nn.Module] | str,
+    instance_dims: int,
+    linear_part: LinearPart | None = None,
+    *,
+    weight: str = "weight",
+    by_default: bool = True,
+) -> None:
+    """Teaches every constraint and report a layer type of your own.
+
+    ``instance_dims`` trailing dimensions of its input make up one instance: 1 for a dense layer, 3 for a
+    two-dimensional convolution. Without ``linear_part`` the layer computes ``Wx + bias``, or ``Wx`` if it has no
+    attribute ``bias``; otherwise ``linear_part(layer, input, output)`` returns the pair ``(x, Wx)``. Dividing the
+    parameter called ``weight`` must divide ``Wx``.
+
+    >>> class Scale(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.factor = nn.Parameter(torch.ones(3))
+    ...     def forward(self, x):
+    ...         return x * self.factor
+    >>> register_layer(Scale, instance_dims=1, weight="factor")
+    """
+    part = linear_part or _without_bias(instance_dims)
+    KINDS[layer_type] = LayerKind(lambda layer, x: instance_dims, part, weight=weight, by_default=by_default)
+
+
+def instance_dims(kind: LayerKind, layer: nn.Module, x: Tensor, instance: Instance) -> int:
+    """How many trailing dimensions make up one instance: the kind's own, or all but the first for ``'sample'``."""
+    own = kind.instance_dims(layer, x)
+    return own if instance == "auto" else max(own, x.dim() - 1)
+
+
+@dataclass(frozen=True)
+class FoundLayer:
+    """A layer of a model that can be measured."""
+
+    name: str
+    module: nn.Module
+    kind: LayerKind
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """Looked up each time: ``load_state_dict(assign=True)`` and sharding put another parameter in its place."""
+        weight: nn.Parameter = getattr(self.module, self.kind.weight)
+        return weight
+
+
+def find_layers(
+    model: nn.Module,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] = (),
+    *,
+    rescale: bool = True,
+) -> list[FoundLayer]:
+    """The layers of a model to work on, in the order of their registration.
+
+    ``include`` and ``exclude`` are globs over dotted names; without ``include`` every layer whose kind is on by
+    default is taken. A layer that cannot be measured (or, with ``rescale``, whose weight cannot be scaled in place)
+    is refused by name, never skipped.
+    """
+    included, excluded = _globs(include), _globs(exclude)
+    unused = set(included or ()) | set(excluded or ())
+    found: list[FoundLayer] = []
+    skipped_inside: str | None = None
+    for path, module in model.named_modules():
+        name = path.replace("_orig_mod.", "")  # what torch.compile puts before the names of a model it wraps
+        if skipped_inside is not None and name.startswith(skipped_inside):
+            continue
+        kind, reason = _look_up(module, rescale=rescale)
+        if kind is None and reason is None:
+            continue
+        hits = {glob for glob in unused if fnmatchcase(name, glob)}
+        unused -= hits
+        if excluded and any(fnmatchcase(name, glob) for glob in excluded):
+            if reason is not None:
+                skipped_inside = f"{name}."
+            continue
+        if included is not None:
+            if not any(fnmatchcase(name, glob) for glob in included):
+                continue
+        elif kind is not None and not kind.by_default:
+            continue
+        if reason is not None:
+            verb = "constrained" if rescale else "measured"
+            where = f"layer {name!r}" if name else "the model itself"
+            raise UnsupportedLayerError(
+                f"{where} ({type(module).__name__}) cannot be {verb}: {reason}. "
+                f"Leave it out with exclude={name + '*'!r}."
+            )
+        assert kind is not None
+        found.append(FoundLayer(name, module, kind))
+    if unused:
+        names = ", ".join(repr(layer.name) for layer in found[:8])
+        raise PatternError(
+            f"the pattern {sorted(unused)[0]!r} matches no layer; the layers are {names or 'none'}"
+            f"{', ...' if len(found) > 8 else ''}."
+        )
+    if not found:
+        raise NothingToConstrainError(
+            f"{type(model).__name__} has no layer to work on"
+            f"{' that include and exclude leave' if include or exclude else ''}: "
+            "dense, convolutional and batch-norm layers are known, and register_layer() adds a type of your own."
+        )
+    return found
+
+
+def _globs(patterns: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    if patterns is None:
+        return None
+    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
+
+
+def _look_up(module: nn.Module, *, rescale: bool) -> tuple[LayerKind | None, str | None]:
+    """The layer's row, and why it cannot be used if it cannot; neither for what is not a layer of a known kind."""
+    for cls in type(module).__mro__:
+        path = f"{cls.__module__}.{cls.__qualname__}"
+        if cls.__module__.startswith(_REFUSED_PACKAGES):
+            return None, "its weight is quantised"
+        for key in (cls, path):
+            if key in REFUSED:
+                return None, REFUSED[key]
+            if key in KINDS:
+                return KINDS[key], _defect(module, KINDS[key], rescale=rescale)
+    return None, None
+
+
+def _defect(module: nn.Module, kind: LayerKind, *, rescale: bool) -> str | None:
+    """Why a layer of a known kind cannot be used all the same."""
+    weight = getattr(module, kind.weight, None)
+    if weight is None:
+        return "it has no weight to scale (affine=False)"
+    if is_lazy(weight):
+        return "its size is not known before a first batch has gone through the model; run one first"
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        return "its weight is quantised"
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_var is None:
+        return "it keeps no running variance (track_running_stats=False)"
+    if rescale and kind.weight not in module._parameters:
+        return (
+            f"its {kind.weight!r} is not a parameter but computed from others "
+            "(a parametrisation, weight norm or pruning), so it cannot be scaled in place"
+        )
+    return None
