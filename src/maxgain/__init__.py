@@ -5,3 +5,4 @@ from . import functional as functional
 from ._version import __version__ as __version__
 from .gain import MaxGain as MaxGain
 from .layers import register_layer as register_layer
+from .report import measure_gains as measure_gains

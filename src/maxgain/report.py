@@ -1,0 +1,197 @@
+"""Every instance's gain in every layer, over a data set: as quantiles, a table, a box plot, JSON."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .errors import MaxGainError, MeasurementWarning, MissingExtraError
+from .functional import check_p
+from .layers import FoundLayer, Instance, find_layers
+from .observe import layer_gains, watch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+QUANTILES = {"min": 0.0, "lower_quartile": 0.25, "median": 0.5, "upper_quartile": 0.75, "max": 1.0}
+Quantiles = tuple[float, float, float, float, float]
+
+
+@dataclass(frozen=True)
+class GainReport:
+    """The gains that ``measure_gains`` found. A gain is a lower bound of the layer's operator norm."""
+
+    gains: dict[str, np.ndarray]
+    """Every instance's gain, by layer."""
+    p: float
+    dropped: dict[str, int]
+    """How many instances of a layer had a gain that is not finite, and are not among the above."""
+
+    def quantiles(self) -> dict[str, Quantiles]:
+        """Minimum, lower quartile, median, upper quartile and maximum of every layer."""
+        return {name: _quantiles(values) for name, values in self.gains.items()}
+
+    def table(self, title: str | None = None) -> Table:
+        """The quantiles as a table for the terminal."""
+        with _extra("rich"):
+            from rich.table import Table
+        table = Table(title=title or f"gain by layer, p = {self.p:g}")
+        table.add_column("layer")
+        for column in ("instances", *(name.replace("_", " ") for name in QUANTILES)):
+            table.add_column(column, justify="right")
+        for name, row in self.quantiles().items():
+            table.add_row(name, str(len(self.gains[name])), *(f"{value:.4g}" for value in row))
+        return table
+
+    def boxplot(self, ax: Axes | None = None, *, bound: float | Mapping[str, float] | None = None) -> Figure:
+        """One box per layer, whiskers from minimum to maximum, as in the paper's Figures 1 and 2."""
+        with _extra("matplotlib"):
+            from matplotlib.figure import Figure
+        if ax is None:
+            ax = Figure(figsize=(max(4.0, 1.5 + 0.4 * len(self.gains)), 4), layout="constrained").subplots()
+        return draw_boxes(ax, self.quantiles(), bound)
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The quantiles as JSON text, which is also written to ``path`` if one is given."""
+        layers = {
+            name: {"instances": len(self.gains[name]), "dropped": self.dropped[name], **_named(row)}
+            for name, row in self.quantiles().items()
+        }
+        text = json.dumps({"p": self.p if np.isfinite(self.p) else "inf", "layers": layers}, indent=2)
+        if path is not None:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        return text
+
+
+@torch.no_grad()
+def measure_gains(
+    model: nn.Module,
+    batches: Iterable[Any],
+    p: float = 2.0,
+    *,
+    instance: Instance = "auto",
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] = (),
+) -> GainReport:
+    """Runs the batches through the model in evaluation mode and takes the gain of every instance in every layer.
+
+    A batch is a tensor, a tuple or list whose first item is the input, or a dictionary of keyword inputs. The model
+    may be any plain module, constrained or not; its modes and hooks are afterwards as they were.
+
+    >>> report = measure_gains(nn.Linear(4, 2), [torch.randn(8, 4), torch.randn(8, 4)])
+    >>> len(report.gains[""])
+    16
+    """
+    check_p(p)
+    layers = find_layers(model, include, exclude, rescale=False)
+    seen: dict[str, list[Tensor]] = {layer.name: [] for layer in layers}
+
+    def observer(layer: FoundLayer) -> Any:
+        return lambda x, output: seen[layer.name].append(layer_gains(layer, x, output, p, instance).flatten())
+
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(model))
+        for layer in layers:
+            stack.callback(watch(layer, observer(layer)).remove)
+        device = layers[0].weight.device
+        for batch in batches:
+            call(model, batch, device)
+    silent = [name for name, parts in seen.items() if not parts]
+    if len(silent) == len(layers):
+        raise MaxGainError("no gain was measured: there was no batch, or the model ran none of its layers.")
+    if silent:
+        warnings.warn(
+            f"not in the report, for no batch went through them: {', '.join(map(repr, silent))}.",
+            MeasurementWarning,
+            stacklevel=2,
+        )
+    return _report({name: torch.cat(parts).cpu().numpy() for name, parts in seen.items() if parts}, p)
+
+
+def _report(gains: Mapping[str, np.ndarray], p: float) -> GainReport:
+    kept = {name: values[np.isfinite(values)] for name, values in gains.items()}
+    return GainReport(kept, p, {name: len(gains[name]) - len(kept[name]) for name in gains})
+
+
+def _quantiles(values: np.ndarray) -> Quantiles:
+    if not len(values):
+        return (np.nan,) * 5
+    low, lower, middle, upper, high = np.quantile(values.astype(np.float64), list(QUANTILES.values())).tolist()
+    return low, lower, middle, upper, high
+
+
+def _named(row: Quantiles) -> dict[str, float | None]:
+    return {name: None if np.isnan(value) else value for name, value in zip(QUANTILES, row, strict=True)}
+
+
+def draw_boxes(
+    ax: Axes, quantiles: Mapping[str, Quantiles], bound: float | Mapping[str, float] | None = None
+) -> Figure:
+    """Draws one box per layer from its five quantiles, and the bound if there is one."""
+    keys = ("whislo", "q1", "med", "q3", "whishi")
+    boxes = [dict(zip(keys, row, strict=True)) for row in quantiles.values()]
+    ax.bxp(
+        boxes,
+        showfliers=False,
+        patch_artist=True,
+        boxprops={"facecolor": "#9ec5e8", "edgecolor": "#1f4e79"},
+        medianprops={"color": "#b5371f", "linewidth": 1.4},
+        whiskerprops={"color": "#1f4e79"},
+        capprops={"color": "#1f4e79"},
+    )
+    if bound is not None:
+        bounds = bound if isinstance(bound, Mapping) else dict.fromkeys(quantiles, bound)
+        for position, name in enumerate(quantiles, start=1):
+            ax.plot(
+                [position - 0.45, position + 0.45], [bounds[name]] * 2, color="#444444", linestyle="--", linewidth=1
+            )
+    ax.set_xticks(range(1, len(boxes) + 1), list(quantiles), rotation=60, ha="right", fontsize="small")
+    ax.set_ylabel("gain")
+    ax.set_ylim(bottom=0)
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    return figure
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; afterwards every module is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def call(model: nn.Module, batch: Any, device: torch.device) -> Any:
+    """Puts a batch through a model, wherever the batch lies."""
+    if isinstance(batch, Mapping):
+        return model(**{key: _moved(value, device) for key, value in batch.items()})
+    return model(_moved(batch[0] if isinstance(batch, tuple | list) else batch, device))
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+@contextmanager
+def _extra(package: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(f"this needs {package}: pip install 'maxgain[study]'.") from error
