@@ -49,9 +49,7 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise RunError(
-            f"cannot write {path}: it exists already and is not an empty folder; choose another name"
-        )
+        raise RunError(f"cannot write {path}: it exists already and is not an empty folder; choose another name")
     partial = _beside(target)
     try:
         partial.mkdir(parents=True)

@@ -1,0 +1,79 @@
+"""A data set in memory: three parts that share no image, and how to cut a set into parts that are alike."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Split:
+    """One part of a data set: uint8 images (N, C, H, W) and their int64 labels (N,)."""
+
+    images: Tensor
+    labels: Tensor
+
+    @classmethod
+    def of(cls, parts: Iterable[tuple[Bytes, NDArray[Any]]]) -> "Split":
+        """The images and labels of all `parts` in turn, copied into memory of its own."""
+        images, labels = zip(*parts, strict=True)
+        shape = (sum(map(len, labels)), *images[0].shape[1:])
+        # Given somewhere to write to, numpy cannot keep the odd memory order that some readers hand over.
+        joined = np.concatenate(images, out=np.empty(shape, np.uint8))
+        return cls(torch.from_numpy(joined), torch.from_numpy(np.concatenate(labels).astype(np.int64)))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: slice) -> "Split":
+        return Split(self.images[index], self.labels[index])
+
+    def join(self, other: "Split") -> "Split":
+        """The images of both, this one's first."""
+        return Split(torch.cat([self.images, other.images]), torch.cat([self.labels, other.labels]))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set, or one fold of it, in three parts that share no image."""
+
+    name: str
+    train: Split
+    validation: Split
+    test: Split
+    classes: tuple[str, ...]
+    fold: int | None = None
+    folds: int = 1  # how many disjoint folds the data set has
+    note: str = ""  # what a reader of results made with this copy of it has to know
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        channels, height, width = self.train.images.shape[1:]
+        return channels, height, width
+
+
+def stratified_order(labels: NDArray[Any], seed: int) -> NDArray[np.intp]:
+    """An order of the images in which every consecutive stretch has the classes in proportion, as near as can be.
+
+    The images of a class are shuffled and spread evenly over the unit interval; sorting all of them by that position
+    interleaves the classes. Folds, and the parts of a fold, are stretches of such an order.
+    """
+    rng = np.random.default_rng(seed)
+    position = np.empty(len(labels))
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        shuffled = members[np.argsort(rng.random(len(members)))]
+        position[shuffled] = (np.arange(len(members)) + 0.5) / len(members)
+    return np.lexsort((rng.random(len(labels)), position))
+
+
+def cut(order: NDArray[np.intp], *fractions: float) -> list[NDArray[np.intp]]:
+    """The consecutive stretches of `order` between these fractions of its length."""
+    return np.split(order, [round(fraction * len(order)) for fraction in fractions])
