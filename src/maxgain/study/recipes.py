@@ -1,0 +1,114 @@
+"""The paper's experiments, one frozen row each: data, network, optimiser, schedule. Every field can be overridden."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from maxgain.errors import RecipeError
+
+from .spelling import unknown
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what a training run computes. Where it reads, writes and runs is no part of it."""
+
+    name: str
+    """the experiment's name"""
+    dataset: str
+    """the data set (see 'maxgain data list')"""
+    network: str
+    """the network"""
+    optimiser: Literal["adam", "sgd"]
+    """Adam, or SGD with Nesterov momentum 0.9"""
+    learning_rate: float
+    """the learning rate of the first epoch"""
+    epochs: int
+    """how often the training data are gone through"""
+    batch_size: int
+    """images per step; an incomplete last batch of an epoch is left out"""
+    milestones: tuple[int, ...] = ()
+    """the epochs after which the learning rate is multiplied by the decay"""
+    decay: float = 0.1
+    """what a milestone multiplies the learning rate by"""
+    weight_decay: float = 0.0
+    """ℓ2 decay of the convolutions' weights"""
+    augment: bool = False
+    """flip at random; pad by 4 with reflection and crop at random"""
+    train_on: Literal["train", "train+validation"] = "train"
+    """'train+validation' for a final run whose settings are chosen; then nothing is held out"""
+    regulariser: str = "none"
+    """as in the paper's rows, values optional: none, dropout, maxgain+batchnorm, maxgain=1.5+dropout=0.3"""
+    gamma: float = 2.0
+    """the bound of maxgain where the regulariser gives none"""
+    p: float = 2.0
+    """the norm in which gains are taken, from 1 to inf"""
+    measure: Literal["stale", "fresh"] = "stale"
+    """take gains before the update, as the paper does, or apply the updated weight to the batch again"""
+    seed: int = 0
+    """of the initial weights, the order of the data, the augmentation and the noise"""
+    fold: int | None = None
+    """which of the data set's disjoint folds; None for all the data"""
+
+    def __post_init__(self) -> None:
+        positive = ("learning_rate", "epochs", "batch_size", "decay", "gamma")
+        for name in positive:
+            if not getattr(self, name) > 0:
+                raise RecipeError(f"{name.replace('_', '-')} must be positive, not {getattr(self, name)}.")
+        if math.isinf(self.learning_rate):
+            raise RecipeError("learning-rate must be a number.")
+        if not self.weight_decay >= 0:
+            raise RecipeError(f"weight-decay must not be negative, but is {self.weight_decay}.")
+        if not self.p >= 1:
+            raise RecipeError(f"p must be a number from 1 to inf, not {self.p}.")
+        if not 0 <= self.seed < 2**63:
+            raise RecipeError(f"seed must be a whole number from 0 on, not {self.seed}.")
+
+    def learning_rate_at(self, epoch: int) -> float:
+        """The learning rate of an epoch, counted from 0."""
+        return self.learning_rate * math.prod(self.decay for milestone in self.milestones if epoch >= milestone)
+
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("digits", "digits", "cnn", "adam", 1e-3, epochs=60, batch_size=16),
+        Recipe("cifar10", "cifar10", "vgg19", "adam", 1e-4, 140, 100, milestones=(100, 120), augment=True),
+        Recipe(
+            "cifar100", "cifar100", "wrn16_4", "sgd", 1e-1, 200, 50,
+            milestones=(60, 120, 160), decay=0.2, weight_decay=2e-4, augment=True, regulariser="batchnorm",
+        ),
+        Recipe("svhn", "svhn", "svhn_vgg", "adam", 1e-4, 17, 100, milestones=(15,)),
+        Recipe(
+            "sins10", "sins10", "wrn16_4", "sgd", 1e-1, 90, 50,
+            milestones=(60, 80), decay=0.2, weight_decay=2e-4, regulariser="batchnorm", fold=0,
+        ),
+        Recipe("folder", "folder", "wrn16_4", "sgd", 1e-1, 90, 50, milestones=(60, 80), decay=0.2,
+               weight_decay=2e-4, augment=True, regulariser="batchnorm"),
+    )
+}  # fmt: skip
+
+
+def recipe_named(name: str) -> Recipe:
+    """The recipe of that name."""
+    if name not in RECIPES:
+        raise RecipeError(unknown("recipe", name, RECIPES))
+    return RECIPES[name]
+
+
+def to_json(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as strict JSON can hold it: infinity is the text 'inf'."""
+    return {key: "inf" if value == math.inf else value for key, value in asdict(recipe).items()}
+
+
+def from_json(content: dict[str, Any]) -> Recipe:
+    """The recipe that ``to_json`` wrote."""
+    known = {field.name for field in fields(Recipe)}
+    if set(content) != known:
+        strange = sorted(set(content) ^ known)[0]
+        raise RecipeError(f"this recipe was written by another version of maxgain: it differs in {strange!r}.")
+    values: dict[str, Any] = {key: math.inf if value == "inf" else value for key, value in content.items()}
+    values["milestones"] = tuple(values["milestones"])
+    return Recipe(**values)

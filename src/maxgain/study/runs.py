@@ -1,0 +1,273 @@
+"""A run in a folder: config.json, metrics.jsonl, model.safetensors and result.json, and a checkpoint until it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import platform
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+import maxgain
+from maxgain.errors import RunError
+
+from . import checkpoint, datasets
+from .evaluate import Score, evaluate, gains, max_gains
+from .files import write_bytes, write_json, write_text
+from .recipes import Recipe, from_json, to_json
+from .regularisers import numbers
+from .splits import Dataset, Split
+from .train import Epoch, Training, train
+
+CHECKPOINT = "checkpoint.safetensors"
+GAINS_SAMPLE = 1000
+"""How many training images the per-epoch maximum gains are taken over."""
+
+Result = dict[str, Any]
+
+
+class Interrupted(Exception):  # noqa: N818 - it is no error
+    """Ctrl-C was pressed; the run is saved."""
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """Whom to tell how a run goes."""
+
+    started: Callable[[Training], None] = lambda training: None
+    stepped: Callable[[Training], None] = lambda training: None
+    epoch_done: Callable[[dict[str, Any]], None] = lambda metrics: None
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a run reads, writes and computes: what is no part of its recipe."""
+
+    out: Path
+    data: Path | None = None
+    device: str = "auto"
+    resume: bool = False
+    checkpoint_seconds: float | None = None
+    """How often to save; None saves after every epoch."""
+    watcher: Watcher = field(default_factory=Watcher)
+
+
+def perform(recipe: Recipe, run: Run, dataset: Dataset | None = None) -> Result:
+    """Trains to the end, from the checkpoint if the run is to be resumed, and returns the result that it writes."""
+    finished = run.out / "result.json"
+    if run.resume and finished.exists():
+        return _read_finished(run.out, recipe)
+    if not run.resume and (finished.exists() or (run.out / CHECKPOINT).exists()):
+        raise RunError(f"{run.out} holds a run already: go on with --resume, or choose another --out.")
+    device = chosen_device(run.device)
+    dataset = dataset or datasets.load(recipe.dataset, run.data, recipe.fold)
+    training = Training(recipe, dataset, device)
+    history: list[dict[str, Any]] = []
+    if run.resume and (run.out / CHECKPOINT).exists():
+        history = checkpoint.load(run.out / CHECKPOINT, training)
+    write_json(run.out / "config.json", to_json(recipe))
+    write_text(run.out / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in history))
+    run.watcher.started(training)
+    _train(training, dataset, run, history)
+    result = _conclude(training, dataset, run, history)
+    (run.out / CHECKPOINT).unlink(missing_ok=True)
+    return result
+
+
+def _train(training: Training, dataset: Dataset, run: Run, history: list[dict[str, Any]]) -> None:
+    before = sum(line["seconds"] for line in history)
+    began = saved = time.monotonic()
+
+    def save() -> None:
+        nonlocal saved
+        checkpoint.save(run.out / CHECKPOINT, training, history)
+        saved = time.monotonic()
+
+    with _deferred_interrupt() as interrupted:
+
+        def after_step() -> None:
+            run.watcher.stepped(training)
+            due = run.checkpoint_seconds is not None and time.monotonic() - saved >= run.checkpoint_seconds
+            if due or interrupted():
+                save()
+            if interrupted():
+                raise Interrupted(str(run.out))
+
+        for epoch in train(training, after_step):
+            elapsed = before + time.monotonic() - began
+            line = _metrics(training, dataset, epoch, elapsed - sum(line["seconds"] for line in history))
+            history.append(line)
+            _append(run.out / "metrics.jsonl", line)
+            if run.checkpoint_seconds is None:
+                save()
+            run.watcher.epoch_done(line)
+
+
+def _metrics(training: Training, dataset: Dataset, epoch: Epoch, seconds: float) -> dict[str, Any]:
+    """What is kept of an epoch; the gains are those of the first training images, in evaluation mode."""
+    held_out = None
+    if training.recipe.train_on == "train":
+        held_out = evaluate(training.model, _on(dataset.validation, training.device))
+    sample = Split(training.images[:GAINS_SAMPLE], training.labels[:GAINS_SAMPLE])
+    return {
+        "epoch": epoch.number,
+        "learning_rate": epoch.learning_rate,
+        "train_loss": epoch.train.loss,
+        "train_accuracy": epoch.train.accuracy,
+        **_scores("validation", held_out),
+        "max_gain": max_gains(gains(training.model, sample, training.recipe.p)),
+        "seconds": seconds,
+    }
+
+
+def _conclude(training: Training, dataset: Dataset, run: Run, history: list[dict[str, Any]]) -> Result:
+    """Scores the trained model on whole splits, once, and writes what the run leaves behind."""
+    recipe, model = training.recipe, training.model
+    trained_on, test = Split(training.images, training.labels), _on(dataset.test, training.device)
+    held_out = None
+    if recipe.train_on == "train":
+        held_out = evaluate(model, _on(dataset.validation, training.device))
+    values = numbers(training.chosen)
+    result: Result = {
+        "recipe": recipe.name,
+        "regulariser": recipe.regulariser,
+        "gamma": _json_number(values.get("maxgain")),
+        "p": _json_number(recipe.p),
+        "seed": recipe.seed,
+        "fold": recipe.fold,
+        "epochs": recipe.epochs,
+        **_scores("train", evaluate(model, trained_on)),
+        **_scores("validation", held_out),
+        **_scores("test", evaluate(model, test)),
+        "max_gain": {
+            "train": max_gains(gains(model, trained_on, recipe.p)),
+            "test": max_gains(gains(model, test, recipe.p)),
+        },
+        "seconds": sum(line["seconds"] for line in history),
+        "device": _device_name(training.device),
+        "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
+        "torch": torch.__version__,
+        "maxgain": maxgain.__version__,
+        "command": shlex.join(["maxgain", *sys.argv[1:]]),
+        "note": dataset.note,
+        "config": to_json(recipe),
+    }
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    write_bytes(run.out / "model.safetensors", safetensors.torch.save(tensors))
+    write_json(run.out / "result.json", result)
+    return result
+
+
+def read_config(folder: Path) -> Recipe:
+    """The recipe of a run's folder."""
+    return from_json(_read_json(folder / "config.json", folder))
+
+
+def read_result(folder: Path) -> Result:
+    """The result of a finished run."""
+    result: Result = _read_json(folder / "result.json", folder)
+    return result
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """A run's epochs so far; a last line that a killed process left incomplete is no epoch."""
+    try:
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder} holds no readable metrics.jsonl: is it the folder of a run?") from error
+
+
+def load_model(folder: Path, dataset: Dataset, device: torch.device) -> torch.nn.Module:
+    """The trained model of a finished run."""
+    training = Training(read_config(folder), dataset, device)
+    try:
+        training.model.load_state_dict(safetensors.torch.load_file(folder / "model.safetensors"))
+    except (OSError, safetensors.SafetensorError, RuntimeError) as error:
+        raise RunError(f"{folder} holds no readable model.safetensors: is the run finished?") from error
+    for constraint in training.constraints:
+        constraint.detach()
+    return training.model
+
+
+def chosen_device(name: str) -> torch.device:
+    """'auto' is a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise RunError(f"there is no device {name!r} here: use 'cpu', 'cuda' or 'auto'.") from error
+    return device
+
+
+def _read_finished(folder: Path, recipe: Recipe) -> Result:
+    checkpoint.expect_same_recipe(folder, _read_json(folder / "config.json", folder), to_json(recipe))
+    return read_result(folder)
+
+
+def _read_json(path: Path, folder: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RunError(f"{folder} has no {path.name}: it is not the folder of a finished run.") from error
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read: {error}.") from error
+
+
+def _scores(part: str, score: Score | None) -> dict[str, float | None]:
+    loss, accuracy = (score.loss, score.accuracy) if score else (None, None)
+    return {f"{part}_loss": loss, f"{part}_accuracy": accuracy}
+
+
+def _json_number(value: float | None) -> float | str | None:
+    return "inf" if value == math.inf else value
+
+
+def _on(split: Split, device: torch.device) -> Split:
+    return Split(split.images.to(device), split.labels.to(device))
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def _append(path: Path, line: dict[str, Any]) -> None:
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}.") from error
+
+
+@contextlib.contextmanager
+def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """Turns Ctrl-C into a question that can be asked between two steps; a second Ctrl-C stops at once."""
+    pressed = False
+
+    def handler(number: int, frame: Any) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    try:
+        before = signal.signal(signal.SIGINT, handler)
+    except ValueError:  # not in the main thread, where no signal arrives
+        yield lambda: False
+        return
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)

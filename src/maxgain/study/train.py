@@ -1,0 +1,203 @@
+"""The training loop, once, for every recipe and device.
+
+All that changes from step to step lives in tensors on the device: the epoch's order, the position in it, the learning
+rate, the running loss and hits. ``step()`` never waits for the host and depends on no other changing state, so that it
+can be captured as it is, and what must be saved to go on is those tensors, the weights, the optimiser and the RNG.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maxgain.errors import RunError
+
+from . import regularisers
+from .evaluate import Score, to_float
+from .models import build
+from .recipes import Recipe
+from .regularisers import Penalised
+from .splits import Dataset
+
+PADDING = 4
+MOMENTUM = 0.9
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What an epoch of training came to: scores in training mode, on the batches as they were trained on."""
+
+    number: int
+    """Counted from 1: how many epochs are done."""
+    learning_rate: float
+    train: Score
+
+
+class Training:
+    """A model in training: everything there is between two steps."""
+
+    def __init__(self, recipe: Recipe, dataset: Dataset, device: torch.device) -> None:
+        torch.manual_seed(recipe.seed)
+        self.recipe = recipe
+        self.chosen = regularisers.chosen_for(recipe)
+        self.device = device
+        split = dataset.train if recipe.train_on == "train" else dataset.train.join(dataset.validation)
+        self.images, self.labels = split.images.to(device), split.labels.to(device)
+        self.batch_size = min(recipe.batch_size, len(split))
+        self.model = self._build(dataset)
+        self.constraints = [
+            choice.row.constrain(self.model, _number(choice), recipe) for choice in self.chosen if choice.row.constrain
+        ]
+        self.learning_rate = torch.tensor(recipe.learning_rate, device=device)
+        self.optimiser = self._make_optimiser()
+        for constraint in self.constraints:
+            constraint.attach(self.optimiser)
+        self.penalties = [(choice.row.penalty, _number(choice)) for choice in self.chosen if choice.row.penalty]
+        self.differentiates_images = any(choice.row.needs_input_gradient for choice in self.chosen)
+        self.autocast = device.type == "cuda" and torch.cuda.is_bf16_supported()
+
+        self.epoch = 0
+        self.order = torch.zeros(len(split), dtype=torch.int64, device=device)
+        self.position = torch.zeros((), dtype=torch.int64, device=device)
+        self.loss = torch.zeros((), dtype=torch.float64, device=device)
+        self.hits = torch.zeros((), dtype=torch.int64, device=device)
+        self._within_batch = torch.arange(self.batch_size, device=device)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches only: a captured step has one shape, and the next epoch has another order."""
+        return len(self.labels) // self.batch_size
+
+    def step(self) -> None:
+        """Trains on the next batch of the epoch's order."""
+        index = self.order[self.position + self._within_batch]
+        labels = self.labels[index]
+        images = to_float(augmented(self.images, index) if self.recipe.augment else self.images[index])
+        images.requires_grad_(self.differentiates_images)
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast):
+            logits = self.model(images)
+        logits = logits.float()
+        loss = F.cross_entropy(logits, labels)
+        seen = Penalised(self.model, images, logits, labels, len(self.labels))
+        objective = loss
+        for penalty, value in self.penalties:
+            objective = objective + penalty(seen, value)
+        objective.backward()  # type: ignore[no-untyped-call]
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        self.loss += loss.detach()
+        self.hits += (logits.argmax(dim=1) == labels).sum()
+        self.position += self.batch_size
+
+    def begin_epoch(self) -> None:
+        """A new order, which follows from the seed and the epoch alone, and the epoch's learning rate."""
+        generator = torch.Generator().manual_seed((self.recipe.seed * 1_000_003 + self.epoch) % 2**63)
+        self.order.copy_(torch.randperm(len(self.labels), generator=generator))
+        self.learning_rate.fill_(self.recipe.learning_rate_at(self.epoch))
+        for tensor in (self.position, self.loss, self.hits):
+            tensor.zero_()
+
+    def end_epoch(self) -> Epoch:
+        """The epoch's scores; the one moment at which the host waits for the device."""
+        steps, learning_rate = self.steps_per_epoch, self.recipe.learning_rate_at(self.epoch)
+        score = Score(self.loss.item() / steps, self.hits.item() / (steps * self.batch_size))
+        self.epoch += 1
+        self.position.zero_()
+        return Epoch(self.epoch, learning_rate, score)
+
+    def _build(self, dataset: Dataset) -> nn.Module:
+        recipe = self.recipe
+        model = build(
+            recipe.network,
+            dataset.shape,
+            len(dataset.classes),
+            batchnorm=any(choice.row.batchnorm for choice in self.chosen),
+            dropout=regularisers.noise_for(self.chosen),
+        ).to(self.device)
+        for choice in self.chosen:
+            if choice.row.prepare:
+                choice.row.prepare(model, _number(choice))
+        return model
+
+    def _make_optimiser(self) -> torch.optim.Optimizer:
+        on_gpu = self.device.type == "cuda"
+        groups = _decay_groups(self.model, self.recipe, self.chosen)
+        if self.recipe.optimiser == "adam":
+            return torch.optim.Adam(groups, lr=self.learning_rate, fused=on_gpu, foreach=False)
+        return torch.optim.SGD(
+            groups, lr=self.learning_rate, momentum=MOMENTUM, nesterov=True, fused=on_gpu, foreach=False
+        )
+
+
+def train(training: Training, after_step: Callable[[], None] = lambda: None) -> Iterator[Epoch]:
+    """Trains to the end of the recipe, from wherever the training stands, and yields after each epoch."""
+    while training.epoch < training.recipe.epochs:
+        done = int(training.position) // training.batch_size
+        if done == 0:
+            training.begin_epoch()
+        for _ in range(done, training.steps_per_epoch):
+            training.step()
+            after_step()
+        epoch = training.end_epoch()
+        if not math.isfinite(epoch.train.loss):
+            raise RunError(_diverged(training, epoch))
+        yield epoch
+
+
+def augmented(images: Tensor, index: Tensor) -> Tensor:
+    """The chosen images, each flipped and shifted at random, as if padded by reflection and cropped.
+
+    One gather does it all: a flip, a shift and a reflection are only other places to read a pixel from.
+    """
+    _, channels, height, width = images.shape
+    count, device = len(index), images.device
+    rows = torch.arange(height, device=device) + torch.randint(-PADDING, PADDING + 1, (count, 1), device=device)
+    columns = torch.arange(width, device=device) + torch.randint(-PADDING, PADDING + 1, (count, 1), device=device)
+    flipped = torch.rand(count, 1, device=device) < 0.5
+    columns = _reflected(columns, width)
+    columns = torch.where(flipped, width - 1 - columns, columns)
+    channel = torch.arange(channels, device=device)
+    return images[
+        index[:, None, None, None],
+        channel[None, :, None, None],
+        _reflected(rows, height)[:, None, :, None],
+        columns[:, None, None, :],
+    ]
+
+
+def _reflected(index: Tensor, size: int) -> Tensor:
+    """An index beyond an edge, folded back at the edge's pixel."""
+    index = index.abs()
+    return torch.where(index >= size, 2 * (size - 1) - index, index)
+
+
+def _decay_groups(model: nn.Module, recipe: Recipe, chosen: tuple[regularisers.Chosen, ...]) -> list[dict[str, object]]:
+    """The recipe's decay is for convolutions alone; a regulariser's is for every weight, biases and scales excepted."""
+    extra = sum(_number(choice) for choice in chosen if choice.row.weight_decay)
+    decays: dict[float, list[nn.Parameter]] = {}
+    for module in model.modules():
+        is_convolution = isinstance(module, nn.Conv2d)
+        for parameter in module.parameters(recurse=False):
+            decay = (recipe.weight_decay if is_convolution else 0.0) + extra if parameter.dim() > 1 else 0.0
+            decays.setdefault(decay, []).append(parameter)
+    return [{"params": parameters, "weight_decay": decay} for decay, parameters in decays.items()]
+
+
+def _number(choice: regularisers.Chosen) -> float:
+    return math.nan if choice.value is None else choice.value
+
+
+def _diverged(training: Training, epoch: Epoch) -> str:
+    sizes = {name: size for constraint in training.constraints for name, size in constraint.gains.items()}
+    known = {name: size for name, size in sizes.items() if math.isfinite(size)}
+    worst = max(known, key=lambda name: known[name], default=None)
+    where = f", the largest gain being {known[worst]:.3g} in layer {worst!r}" if worst else ""
+    return (
+        f"the training loss of epoch {epoch.number} is not a number{where}: "
+        f"try a lower --learning-rate (it was {epoch.learning_rate:g}) or a tighter --gamma."
+    )
