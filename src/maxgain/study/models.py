@@ -1,0 +1,215 @@
+"""The networks of the study, one function each, and the table by which recipes name them.
+
+Batch norm and dropout are arguments. Neither changes the names of the other layers, nor the weights that a
+seed gives them, so that runs with and without can be compared layer by layer. All networks take float images
+in [-1, 1] and start from He-normal weights (fan-in) and zero biases.
+"""
+
+import difflib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from maxgain.errors import RecipeError
+
+Shape = tuple[int, int, int]
+"""Channels, height and width of an image."""
+
+Noise = Callable[[float], nn.Module]
+"""Makes the noise layer for a place in a network from the paper's dropout rate for that place."""
+
+CONV_RATE = 0.2
+DENSE_RATE = 0.5
+BLOCK_RATE = 0.3
+
+
+class Builder(Protocol):
+    """What makes a network; every row of ``NETWORKS`` is one."""
+
+    def __call__(
+        self, shape: Shape = ..., classes: int = ..., *, batchnorm: bool = ..., dropout: Noise | None = ...
+    ) -> nn.Module:
+        """A freshly initialised network that maps images of ``shape`` to one logit per class."""
+
+
+def vgg19(
+    shape: Shape = (3, 32, 32), classes: int = 10, *, batchnorm: bool = False, dropout: Noise | None = None
+) -> nn.Module:
+    """VGG-19 for small images: 16 convolutions in five stages, then fc 512, 512 and ``classes``."""
+    stages = ((2, 64), (2, 128), (4, 256), (4, 512), (4, 512))
+    return _vgg(shape, stages, (512, 512, classes), batchnorm, dropout)
+
+
+def svhn_vgg(
+    shape: Shape = (3, 32, 32), classes: int = 10, *, batchnorm: bool = False, dropout: Noise | None = None
+) -> nn.Module:
+    """The paper's VGG for SVHN: eight convolutions in four stages, then fc 512, 512 and ``classes``."""
+    stages = ((2, 64), (2, 128), (2, 192), (2, 256))
+    return _vgg(shape, stages, (512, 512, classes), batchnorm, dropout)
+
+
+def cnn(
+    shape: Shape = (1, 8, 8), classes: int = 10, *, batchnorm: bool = False, dropout: Noise | None = None
+) -> nn.Module:
+    """A VGG in miniature for 8×8 digits: four convolutions in two stages, then fc 128 and ``classes``."""
+    return _vgg(shape, ((2, 32), (2, 64)), (128, classes), batchnorm, dropout)
+
+
+def mlp(
+    shape: Shape = (1, 8, 8), classes: int = 10, *, batchnorm: bool = False, dropout: Noise | None = None
+) -> nn.Module:
+    """Two hidden layers of 256 units, with batch norm after each and dropout on what they put out."""
+    channels, height, width = shape
+    widths = (channels * height * width, 256, 256, classes)
+    classifier = _dense(widths, (0.0, DENSE_RATE, DENSE_RATE), batchnorm, dropout)
+    return _initialised(nn.Sequential(OrderedDict(flatten=nn.Flatten(), classifier=classifier)))
+
+
+def wrn(
+    shape: Shape = (3, 32, 32),
+    classes: int = 10,
+    *,
+    batchnorm: bool = False,
+    dropout: Noise | None = None,
+    depth: int = 16,
+    width: int = 4,
+) -> nn.Module:
+    """A wide residual network, WRN-depth-width (Zagoruyko and Komodakis 2016), for images of any size.
+
+    A stem of 16 channels; three groups of (depth - 4) / 6 pre-activation blocks with 16, 32 and 64 times
+    ``width`` channels, the second and third starting with stride 2; the mean over all positions at the end.
+    No convolution has a bias. The paper always uses batch norm; without it nothing takes its place.
+    """
+    blocks, remainder = divmod(depth - 4, 6)
+    if remainder or blocks < 1 or width < 1:
+        raise RecipeError(
+            f"there is no WRN-{depth}-{width}: the depth must be one of 10, 16, 22, 28, ... (6n + 4) "
+            "and the width at least 1"
+        )
+    layers: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Conv2d(shape[0], 16, 3, padding=1, bias=False))
+    inputs = 16
+    for group, outputs in enumerate((16 * width, 32 * width, 64 * width), start=1):
+        stride = 1 if group == 1 else 2
+        layers[f"group{group}"] = nn.Sequential(
+            _Block(inputs, outputs, stride, batchnorm, dropout),
+            *(_Block(outputs, outputs, 1, batchnorm, dropout) for _ in range(blocks - 1)),
+        )
+        inputs = outputs
+    layers["norm"] = _norm(inputs, batchnorm)
+    layers["relu"] = nn.ReLU()
+    layers["pool"] = nn.AdaptiveAvgPool2d(1)
+    layers["flatten"] = nn.Flatten()
+    layers["classifier"] = nn.Linear(inputs, classes)
+    return _initialised(nn.Sequential(layers))
+
+
+wrn16_4: Builder = partial(wrn, depth=16, width=4)
+
+NETWORKS: dict[str, Builder] = {
+    "vgg19": vgg19,
+    "svhn_vgg": svhn_vgg,
+    "wrn16_4": wrn16_4,
+    "cnn": cnn,
+    "mlp": mlp,
+}
+
+
+def build(name: str, shape: Shape, classes: int, *, batchnorm: bool = False, dropout: Noise | None = None) -> nn.Module:
+    """The network of that name for images of ``shape``, as a row of ``NETWORKS`` makes it."""
+    if name not in NETWORKS:
+        nearest = difflib.get_close_matches(name.lower(), NETWORKS, n=1)
+        hint = f"did you mean '{nearest[0]}'? " if nearest else ""
+        raise RecipeError(f"there is no network called '{name}': {hint}known are {', '.join(NETWORKS)}")
+    return NETWORKS[name](shape, classes, batchnorm=batchnorm, dropout=dropout)
+
+
+def _vgg(
+    shape: Shape,
+    stages: Sequence[tuple[int, int]],
+    dense: Sequence[int],
+    batchnorm: bool,
+    dropout: Noise | None,
+) -> nn.Module:
+    """Stages of (how many, how wide) 3×3 convolutions, each ended by a 2×2 max-pool, then dense layers.
+
+    Batch norm follows convolutions only, and their biases are kept beside it. Dropout comes before each
+    convolution after the first pool and before each hidden dense layer.
+    """
+    channels, height, width = shape
+    scale = 2 ** len(stages)
+    if min(height, width) < scale:
+        raise RecipeError(
+            f"a network that halves the image {len(stages)} times needs at least {scale}×{scale} pixels, not "
+            f"{height}×{width}: choose a smaller network, such as cnn or mlp"
+        )
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for stage, (convolutions, outputs) in enumerate(stages, start=1):
+        for number in range(1, convolutions + 1):
+            place = f"{stage}_{number}"
+            if dropout and stage > 1:
+                layers[f"drop{place}"] = dropout(CONV_RATE)
+            layers[f"conv{place}"] = nn.Conv2d(channels, outputs, 3, padding=1)
+            if batchnorm:
+                layers[f"norm{place}"] = nn.BatchNorm2d(outputs)
+            layers[f"relu{place}"] = nn.ReLU()
+            channels = outputs
+        layers[f"pool{stage}"] = nn.MaxPool2d(2)
+    inputs = channels * (height // scale) * (width // scale)
+    rates = [DENSE_RATE] * (len(dense) - 1) + [0.0]
+    classifier = _dense((inputs, *dense), rates, False, dropout)
+    parts = OrderedDict(features=nn.Sequential(layers), flatten=nn.Flatten(), classifier=classifier)
+    return _initialised(nn.Sequential(parts))
+
+
+def _dense(widths: Sequence[int], rates: Sequence[float], batchnorm: bool, dropout: Noise | None) -> nn.Sequential:
+    """Dense layers from ``widths[0]`` inputs to ``widths[-1]`` logits, with noise before those of a rate."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for number, ((inputs, outputs), rate) in enumerate(zip(pairwise(widths), rates, strict=True), start=1):
+        if dropout and rate:
+            layers[f"drop{number}"] = dropout(rate)
+        layers[f"fc{number}"] = nn.Linear(inputs, outputs)
+        if number < len(rates):
+            if batchnorm:
+                layers[f"norm{number}"] = nn.BatchNorm1d(outputs)
+            layers[f"relu{number}"] = nn.ReLU()
+    return nn.Sequential(layers)
+
+
+class _Block(nn.Module):
+    """A pre-activation block: x plus conv(relu(norm(·))) twice, with noise before the second convolution.
+
+    Where the channels change, a 1×1 convolution of the raw x takes its place, as in the authors' code.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int, batchnorm: bool, dropout: Noise | None) -> None:
+        super().__init__()
+        self.norm1 = _norm(inputs, batchnorm)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.norm2 = _norm(outputs, batchnorm)
+        self.drop = dropout(BLOCK_RATE) if dropout else nn.Identity()
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.shortcut = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
+        y: Tensor = self.conv1(self.norm1(x).relu())
+        y = self.conv2(self.drop(self.norm2(y).relu()))
+        return y.add(self.shortcut(x))
+
+
+def _norm(channels: int, batchnorm: bool) -> nn.Module:
+    return nn.BatchNorm2d(channels) if batchnorm else nn.Identity()
+
+
+def _initialised(network: nn.Module) -> nn.Module:
+    """The network with He-normal weights and zero biases; torch's batch norm starts at scale 1, shift 0."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    return network
