@@ -48,11 +48,11 @@ class DataError(MaxGainError):
     """A data set that is missing, short or wrong."""
 
 
-class RecipeError(MaxGainError, ValueError):
+class RecipeError(MaxGainError):
     """An experiment that makes no sense as it was asked for."""
 
 
-class RegulariserError(MaxGainError, ValueError):
+class RegulariserError(MaxGainError):
     """A regulariser that does not exist, or a combination that makes no sense."""
 
 

@@ -6,8 +6,11 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+import tyro
+
 from maxgain.errors import RecipeError
 
+from .regularisers import parse
 from .spelling import unknown
 
 
@@ -15,7 +18,7 @@ from .spelling import unknown
 class Recipe:
     """Everything that decides what a training run computes. Where it reads, writes and runs is no part of it."""
 
-    name: str
+    name: tyro.conf.Fixed[str]
     """the experiment's name"""
     dataset: str
     """the data set (see 'maxgain data list')"""
@@ -63,6 +66,7 @@ class Recipe:
             raise RecipeError(f"weight-decay must not be negative, but is {self.weight_decay}.")
         if not self.p >= 1:
             raise RecipeError(f"p must be a number from 1 to inf, not {self.p}.")
+        parse(self.regulariser)
         if not 0 <= self.seed < 2**63:
             raise RecipeError(f"seed must be a whole number from 0 on, not {self.seed}.")
 

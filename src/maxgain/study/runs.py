@@ -117,7 +117,7 @@ def _metrics(training: Training, dataset: Dataset, epoch: Epoch, seconds: float)
     """What is kept of an epoch; the gains are those of the first training images, in evaluation mode."""
     held_out = None
     if training.recipe.train_on == "train":
-        held_out = evaluate(training.model, _on(dataset.validation, training.device))
+        held_out = evaluate(training.model, dataset.validation.to(training.device))
     sample = Split(training.images[:GAINS_SAMPLE], training.labels[:GAINS_SAMPLE])
     return {
         "epoch": epoch.number,
@@ -133,10 +133,10 @@ def _metrics(training: Training, dataset: Dataset, epoch: Epoch, seconds: float)
 def _conclude(training: Training, dataset: Dataset, run: Run, history: list[dict[str, Any]]) -> Result:
     """Scores the trained model on whole splits, once, and writes what the run leaves behind."""
     recipe, model = training.recipe, training.model
-    trained_on, test = Split(training.images, training.labels), _on(dataset.test, training.device)
+    trained_on, test = Split(training.images, training.labels), dataset.test.to(training.device)
     held_out = None
     if recipe.train_on == "train":
-        held_out = evaluate(model, _on(dataset.validation, training.device))
+        held_out = evaluate(model, dataset.validation.to(training.device))
     values = numbers(training.chosen)
     result: Result = {
         "recipe": recipe.name,
@@ -233,10 +233,6 @@ def _scores(part: str, score: Score | None) -> dict[str, float | None]:
 
 def _json_number(value: float | None) -> float | str | None:
     return "inf" if value == math.inf else value
-
-
-def _on(split: Split, device: torch.device) -> Split:
-    return Split(split.images.to(device), split.labels.to(device))
 
 
 def _device_name(device: torch.device) -> str:

@@ -34,6 +34,10 @@ class Split:
     def __getitem__(self, index: slice) -> "Split":
         return Split(self.images[index], self.labels[index])
 
+    def to(self, device: torch.device) -> "Split":
+        """The same images on another device."""
+        return Split(self.images.to(device), self.labels.to(device))
+
     def join(self, other: "Split") -> "Split":
         """The images of both, this one's first."""
         return Split(torch.cat([self.images, other.images]), torch.cat([self.labels, other.labels]))
