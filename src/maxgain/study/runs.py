@@ -138,6 +138,9 @@ def _conclude(training: Training, dataset: Dataset, run: Run, history: list[dict
     if recipe.train_on == "train":
         held_out = evaluate(model, dataset.validation.to(training.device))
     values = numbers(training.chosen)
+    quantiles = {
+        part: gains(model, split, recipe.p).quantiles() for part, split in (("train", trained_on), ("test", test))
+    }
     result: Result = {
         "recipe": recipe.name,
         "regulariser": recipe.regulariser,
@@ -149,10 +152,8 @@ def _conclude(training: Training, dataset: Dataset, run: Run, history: list[dict
         **_scores("train", evaluate(model, trained_on)),
         **_scores("validation", held_out),
         **_scores("test", evaluate(model, test)),
-        "max_gain": {
-            "train": max_gains(gains(model, trained_on, recipe.p)),
-            "test": max_gains(gains(model, test, recipe.p)),
-        },
+        "max_gain": {part: {name: row[-1] for name, row in rows.items()} for part, rows in quantiles.items()},
+        "gain_quantiles": quantiles,
         "seconds": sum(line["seconds"] for line in history),
         "device": _device_name(training.device),
         "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
