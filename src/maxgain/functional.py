@@ -67,8 +67,8 @@ def project_(weight: Tensor, gain: Tensor | float, gamma: float) -> Tensor:
     tensor([[4.]])
     """
     check_bound(gamma)
-    size = torch.as_tensor(gain, device=weight.device)
-    size = size.to(torch.promote_types(size.dtype, torch.float32))
+    wide = torch.promote_types(gain.dtype if isinstance(gain, Tensor) else weight.dtype, torch.float32)
+    size = torch.as_tensor(gain, dtype=wide, device=weight.device)
     return shrink_(weight, divisors([finite(size)], [gamma])[0])
 
 

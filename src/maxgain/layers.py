@@ -47,10 +47,19 @@ def _without_bias(instance_dims: int) -> LinearPart:
         bias = getattr(layer, "bias", None)
         if bias is None:
             return x, output
-        wide = torch.promote_types(output.dtype, torch.float32)
-        return x, output.to(wide) - bias.to(wide).view(-1, *[1] * (instance_dims - 1))
+        return x, _widened(output) - _along_channels(_widened(bias), instance_dims)
 
     return linear_part
+
+
+def _widened(v: Tensor) -> Tensor:
+    """In float32 at least: products and differences in a half precision would round, and overflow at 65504."""
+    return v.to(torch.promote_types(v.dtype, torch.float32))
+
+
+def _along_channels(v: Tensor, instance_dims: int) -> Tensor:
+    """One entry per channel, shaped to meet instances of which channels are the first dimension."""
+    return v.view(-1, *[1] * (instance_dims - 1))
 
 
 def affine(instance_dims: int) -> LayerKind:
@@ -62,26 +71,26 @@ def _batch_norm(layer: nn.Module, x: Tensor, output: Tensor | None) -> tuple[Ten
     """``W = diag(α / sqrt(running_var + ε))`` on the raw activations; running statistics are the steadier estimate."""
     assert isinstance(layer, nn.modules.batchnorm._BatchNorm)
     assert layer.running_var is not None
-    scale = layer.weight * torch.rsqrt(layer.running_var + layer.eps)
-    return x, x * scale.view(-1, *[1] * (x.dim() - 2))
+    scale = _widened(layer.weight) * torch.rsqrt(_widened(layer.running_var) + layer.eps)
+    return x, x * _along_channels(scale, x.dim() - 1)
 
 
 def _layer_norm(layer: nn.Module, x: Tensor, output: Tensor | None) -> tuple[Tensor, Tensor]:
     assert isinstance(layer, nn.LayerNorm)
     normalised = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
-    return normalised, normalised * layer.weight
+    return normalised, normalised * _widened(layer.weight)
 
 
 def _rms_norm(layer: nn.Module, x: Tensor, output: Tensor | None) -> tuple[Tensor, Tensor]:
     assert isinstance(layer, nn.RMSNorm)
     normalised = F.rms_norm(x, list(layer.normalized_shape), eps=layer.eps)
-    return normalised, normalised * layer.weight
+    return normalised, normalised * _widened(layer.weight)
 
 
 def _group_norm(layer: nn.Module, x: Tensor, output: Tensor | None) -> tuple[Tensor, Tensor]:
     assert isinstance(layer, nn.GroupNorm)
     normalised = F.group_norm(x, layer.num_groups, eps=layer.eps)
-    return normalised, normalised * layer.weight.view(-1, *[1] * (x.dim() - 2))
+    return normalised, normalised * _along_channels(_widened(layer.weight), x.dim() - 1)
 
 
 def _whole_sample(layer: nn.Module, x: Tensor) -> int:
@@ -210,11 +219,10 @@ def find_layers(
             continue
         if reason is not None:
             verb = "constrained" if rescale else "measured"
-            where = f"layer {name!r}" if name else "the model itself"
-            raise UnsupportedLayerError(
-                f"{where} ({type(module).__name__}) cannot be {verb}: {reason}. "
-                f"Leave it out with exclude={name + '*'!r}."
-            )
+            where, remedy = f"layer {name!r}", f" Leave it out with exclude={name!r}."
+            if not name:
+                where, remedy = "the model itself", ""
+            raise UnsupportedLayerError(f"{where} ({type(module).__name__}) cannot be {verb}: {reason}.{remedy}")
         assert kind is not None
         found.append(FoundLayer(name, module, kind))
     if unused:

@@ -1,0 +1,435 @@
+"""Every layer row against an explicit matrix, and which layers of a model are found or refused.
+
+W is built column by column, by pushing basis vectors through the layer, or written down where a layer is diagonal. The
+gain is then computed from W as it is defined, in float64, and must be what was measured without any W.
+"""
+
+import copy
+import math
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+from transformers.pytorch_utils import Conv1D
+
+from maxgain import MaxGain, register_layer
+from maxgain.errors import NothingToConstrainError, PatternError, UnsupportedLayerError
+from maxgain.layers import KINDS, REFUSED, find_layers
+from maxgain.observe import layer_gains
+
+NORMS = [1.0, 1.5, 2.0, 3.0, math.inf]
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+SHIPPED = frozenset(KINDS)  # at import, before any test registers more
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
+
+
+@dataclass
+class Linear:
+    """What a layer's linear part is: W, the instances X that it acts on (one a row), and the bias b."""
+
+    W: np.ndarray
+    X: np.ndarray
+    b: np.ndarray | float = 0.0
+
+    def gains(self, p):
+        """``‖Wx‖_p / ‖x‖_p`` by definition."""
+        return ratios(np.linalg.norm(self.X @ self.W.T, p, axis=1), np.linalg.norm(self.X, p, axis=1))
+
+    def rounding(self, p, dtype):
+        """How far rounding may take a measured gain from the true one.
+
+        Products are summed in float32 at least, and inputs and outputs are rounded to the layer's type, so an entry
+        of Wx is off by at most (terms · eps of the sum + 3 eps of the type) · (|W||x| + |b|).
+        """
+        eps, wide = (torch.finfo(d).eps for d in (dtype, torch.promote_types(dtype, torch.float32)))
+        entries = np.abs(self.X) @ np.abs(self.W).T + np.abs(self.b)
+        bound = ((sum(self.W.shape) + 16) * wide + 3 * eps) * np.linalg.norm(entries, p, axis=1)
+        return ratios(bound, np.linalg.norm(self.X, p, axis=1))
+
+
+def ratios(above, below):
+    return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+
+
+def rows(tensor, size):
+    return tensor.detach().double().reshape(-1, size).numpy()
+
+
+def pushed(layer, x, instance_dims):
+    """Of a layer that computes Wx + b: column i is what comes of the i-th basis vector, without what comes of 0."""
+    shape = x.shape[x.dim() - instance_dims :]
+    size = math.prod(shape)
+    with torch.no_grad():
+        b = layer(torch.zeros(1, *shape, dtype=torch.float64)).reshape(1, -1)
+        columns = layer(torch.eye(size, dtype=torch.float64).view(size, *shape)).reshape(size, -1) - b
+    return Linear(columns.numpy().T, rows(x, size), b.numpy())
+
+
+def batch_norm(layer, x, instance_dims):
+    """α / sqrt(running_var + ε), the same at every place of a channel, on the raw activations."""
+    scale = layer.weight.detach().numpy() / np.sqrt(layer.running_var.numpy() + layer.eps)
+    places = x[0, 0].numel()
+    return Linear(np.diag(np.repeat(scale, places)), rows(x, len(scale) * places))
+
+
+def layer_norm(layer, x, instance_dims):
+    weight = layer.weight.detach().numpy().ravel()
+    return Linear(np.diag(weight), standardised(rows(x, weight.size), layer.eps))
+
+
+def rms_norm(layer, x, instance_dims):
+    weight = layer.weight.detach().numpy().ravel()
+    X = rows(x, weight.size)
+    eps = torch.finfo(x.dtype).eps if layer.eps is None else layer.eps
+    return Linear(np.diag(weight), X / np.sqrt((X**2).mean(axis=-1, keepdims=True) + eps))
+
+
+def group_norm(layer, x, instance_dims):
+    weight = np.repeat(layer.weight.detach().numpy(), x[0, 0].numel())
+    groups = rows(x, x[0].numel()).reshape(len(x), layer.num_groups, -1)
+    return Linear(np.diag(weight), standardised(groups, layer.eps).reshape(len(x), -1))
+
+
+def standardised(X, eps):
+    return (X - X.mean(axis=-1, keepdims=True)) / np.sqrt(X.var(axis=-1, keepdims=True) + eps)
+
+
+# What Hypothesis draws: a layer, the shape of a batch, and how many of its last dimensions make up one instance.
+
+ints = st.integers
+batches = st.lists(ints(1, 3), max_size=1)  # torch takes instances without a batch dimension too
+
+
+@st.composite
+def dense(draw, make):
+    inputs = draw(ints(1, 6))
+    batch = draw(st.lists(ints(1, 3), max_size=3))
+    return make(inputs, draw(ints(1, 6)), draw(st.booleans())), (*batch, inputs), 1
+
+
+@st.composite
+def convolutions(draw, n):
+    groups = draw(ints(1, 3))
+    kernel, dilation, stride = (draw(st.tuples(*[ints(1, 3)] * n)) for _ in range(3))
+    padding = draw(st.tuples(*[ints(0, 2)] * n) | st.sampled_from(["same", "valid"]))
+    if padding == "same":
+        stride = (1,) * n
+        both_sides = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    else:
+        both_sides = [0] * n if padding == "valid" else [2 * side for side in padding]
+    # Large enough for one output, and for what reflecting and wrapping around can take from the other side.
+    least = [max(d * (k - 1) + 1 - q, (q + 1) // 2 + 1) for d, k, q in zip(dilation, kernel, both_sides, strict=True)]
+    layer = getattr(nn, f"Conv{n}d")(
+        groups * draw(ints(1, 2)),
+        groups * draw(ints(1, 2)),
+        kernel,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        bias=draw(st.booleans()),
+        padding_mode=draw(st.sampled_from(["zeros", "reflect", "replicate", "circular"])),
+    )
+    size = [draw(ints(low, low + 2)) for low in least]
+    return layer, (*draw(batches), layer.in_channels, *size), 1 + n
+
+
+@st.composite
+def transposed_convolutions(draw, n):
+    groups = draw(ints(1, 3))
+    kernel, dilation, stride = (draw(st.tuples(*[ints(1, 3)] * n)) for _ in range(3))
+    layer = getattr(nn, f"ConvTranspose{n}d")(
+        groups * draw(ints(1, 2)),
+        groups * draw(ints(1, 2)),
+        kernel,
+        stride=stride,
+        # The most padding that leaves an output, and the most output padding that torch takes.
+        padding=tuple(draw(ints(0, d * (k - 1) // 2)) for d, k in zip(dilation, kernel, strict=True)),
+        output_padding=tuple(draw(ints(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True)),
+        dilation=dilation,
+        groups=groups,
+        bias=draw(st.booleans()),
+    )
+    size = [draw(ints(1, 3)) for _ in range(n)]
+    return layer, (*draw(batches), layer.in_channels, *size), 1 + n
+
+
+@st.composite
+def batch_norms(draw):
+    make, places = draw(
+        st.sampled_from([(nn.BatchNorm1d, 0), (nn.BatchNorm1d, 1), (nn.BatchNorm2d, 2), (nn.BatchNorm3d, 3)])
+        | st.tuples(st.just(nn.SyncBatchNorm), ints(0, 3))
+    )
+    channels = draw(ints(1, 4))
+    momentum = draw(st.sampled_from([0.1, 0.9, None]))
+    layer = make(channels, eps=draw(st.sampled_from([1e-5, 0.1])), momentum=momentum)
+    return layer, (draw(ints(2, 4)), channels, *[draw(ints(1, 4)) for _ in range(places)]), 1 + places
+
+
+@st.composite
+def normalisations(draw, make):
+    shape = draw(st.lists(ints(2, 4), min_size=1, max_size=2))
+    batch = draw(st.lists(ints(1, 3), max_size=2))
+    return make(shape, eps=draw(st.sampled_from([1e-5, 0.1]))), (*batch, *shape), len(shape)
+
+
+@st.composite
+def group_normalisations(draw):
+    groups = draw(ints(1, 3))
+    layer = nn.GroupNorm(groups, groups * draw(ints(2, 3)), eps=draw(st.sampled_from([1e-5, 0.1])))
+    size = draw(st.lists(ints(1, 4), max_size=3))
+    return layer, (draw(ints(1, 3)), layer.num_channels, *size), 1 + len(size)
+
+
+def rms_norm_of(shape, eps):
+    return nn.RMSNorm(shape, eps=None if eps < 0.1 else eps)
+
+
+ORACLES = {
+    nn.Linear: (dense(nn.Linear), pushed),
+    nn.Conv1d: (convolutions(1), pushed),
+    nn.Conv2d: (convolutions(2), pushed),
+    nn.Conv3d: (convolutions(3), pushed),
+    nn.ConvTranspose1d: (transposed_convolutions(1), pushed),
+    nn.ConvTranspose2d: (transposed_convolutions(2), pushed),
+    nn.ConvTranspose3d: (transposed_convolutions(3), pushed),
+    nn.modules.batchnorm._BatchNorm: (batch_norms(), batch_norm),
+    nn.LayerNorm: (normalisations(nn.LayerNorm), layer_norm),
+    nn.RMSNorm: (normalisations(rms_norm_of), rms_norm),
+    nn.GroupNorm: (group_normalisations(), group_norm),
+    "transformers.pytorch_utils.Conv1D": (dense(lambda inputs, outputs, bias: Conv1D(outputs, inputs)), pushed),
+}
+every_row = pytest.mark.parametrize("key", ORACLES, ids=lambda key: str(key).strip("'<>").rpartition(".")[2])
+
+
+def filled(layer, shape, seed, dtype):
+    """Random parameters into the layer and a random batch for it, rounded to the type before any oracle sees them."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(generator=generator)
+    return nn.Sequential(layer.to(dtype)).train(), torch.randn(shape, generator=generator).to(dtype)
+
+
+def exactly(layer):
+    """The layer in float64, with the very weights that it has."""
+    return copy.deepcopy(layer).double()
+
+
+def test_every_row_has_an_oracle():
+    assert set(ORACLES) == SHIPPED
+
+
+@every_row
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data(), seed=ints(0, 2**32), dtype=st.sampled_from(DTYPES))
+def test_the_measured_gain_is_that_of_the_explicit_matrix(key, data, seed, dtype):
+    cases, matrix = ORACLES[key]
+    layer, shape, instance_dims = data.draw(cases)
+    model, x = filled(layer, shape, seed, dtype)
+    constraints = {p: MaxGain(model, p=p, include="0") for p in NORMS}
+    output = model(x)
+    (found,) = find_layers(model, include="0")
+    linear = matrix(exactly(layer), x, instance_dims)
+    for p, constraint in constraints.items():
+        by_instance = layer_gains(found, x, output, p, "auto")
+        assert by_instance.shape == x.shape[: x.dim() - instance_dims]
+        expected, tolerance = linear.gains(p), linear.rounding(p, dtype)
+        assert (np.abs(by_instance.numpy().ravel() - expected) <= tolerance).all()
+        assert constraint.gains == {"0": by_instance.amax().item()}
+
+
+@every_row
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(data=st.data(), seed=ints(0, 2**32), p=st.sampled_from(NORMS))
+def test_the_projection_divides_the_explicit_matrix(key, data, seed, p):
+    cases, matrix = ORACLES[key]
+    layer, shape, instance_dims = data.draw(cases)
+    model, x = filled(layer, shape, seed, torch.float64)
+    constraint = MaxGain(model, gamma=0.5, p=p, include="0")
+    model(x)
+    before = matrix(exactly(layer), x, instance_dims)
+    constraint.step()
+    after = matrix(exactly(layer), x, instance_dims)
+    largest = before.gains(p).max()
+    np.testing.assert_allclose(after.W, before.W / max(1.0, largest / 0.5), rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(after.b, before.b)
+    assert after.gains(p).max() == pytest.approx(min(largest, 0.5))
+
+
+@pytest.mark.parametrize("p", NORMS)
+def test_the_tokens_of_a_sequence_are_instances_of_a_dense_layer_unless_whole_samples_are_asked_for(p):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 4)).double(), torch.randn(5, 7, 3, dtype=torch.float64)
+    by_token, by_sample = MaxGain(model, p=p), MaxGain(model, p=p, instance="sample")
+    model(x)
+    W = model[0].weight.detach().numpy()
+    tokens = Linear(W, x.reshape(35, 3).numpy())
+    samples = Linear(np.kron(np.eye(7), W), x.reshape(5, 21).numpy())
+    assert by_token.gains["0"] == pytest.approx(tokens.gains(p).max())
+    assert by_sample.gains["0"] == pytest.approx(samples.gains(p).max())
+
+
+def test_an_output_size_asked_of_a_transposed_convolution_is_part_of_what_is_measured():
+    torch.manual_seed(0)
+    layer = nn.ConvTranspose2d(2, 3, 3, stride=2).double()
+    x = torch.randn(4, 2, 3, 3, dtype=torch.float64)
+    model = nn.ModuleDict({"up": layer})
+    constraint = MaxGain(model)
+    layer(x, output_size=(8, 8))
+    padded = nn.ConvTranspose2d(2, 3, 3, stride=2, output_padding=1).double()
+    padded.load_state_dict(layer.state_dict())
+    assert constraint.gains["up"] == pytest.approx(pushed(padded, x, 3).gains(2).max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_batch_norm_of_half_precision_is_measured_where_its_products_would_overflow(dtype):
+    layer = nn.BatchNorm1d(2, momentum=0.0).to(dtype)
+    with torch.no_grad():
+        layer.running_var.fill_(1e-4)
+    model = nn.Sequential(layer)
+    constraint = MaxGain(model)
+    model(torch.tensor([[6e4, 5e4], [4e4, 3e4]], dtype=dtype))
+    assert constraint.gains["0"] == pytest.approx((float(layer.running_var[0]) + 1e-5) ** -0.5, rel=1e-5)
+    assert constraint.dropped == {"0": 0}
+
+
+# Which layers of a model are found.
+
+
+def network():
+    return nn.ModuleDict(
+        {
+            "embed": nn.Embedding(5, 4),
+            "body": nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.GELU(), nn.Linear(4, 4)),
+            "norm": nn.BatchNorm1d(4),
+            "head": nn.Linear(4, 2),
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, ["body.0", "body.3", "norm", "head"]),
+        ({"include": "body.*"}, ["body.0", "body.1", "body.3"]),
+        ({"include": ["head", "*.1"]}, ["body.1", "head"]),
+        ({"exclude": "body.?"}, ["norm", "head"]),
+        ({"include": "body.*", "exclude": ["*.1"]}, ["body.0", "body.3"]),
+    ],
+)
+def test_layers_are_found_by_kind_and_by_globs_over_their_names(options, names):
+    assert [layer.name for layer in find_layers(network(), **options)] == names
+
+
+def test_synchronised_batch_norm_and_subclasses_have_the_row_of_what_they_are():
+    class Mine(nn.Conv2d):
+        pass
+
+    model = nn.Sequential(nn.SyncBatchNorm(3), Mine(3, 3, 1))
+    assert [layer.kind for layer in find_layers(model)] == [KINDS[nn.modules.batchnorm._BatchNorm], KINDS[nn.Conv2d]]
+
+
+@pytest.mark.parametrize("options", [{"include": ["body.0", "boddy.*"]}, {"exclude": "boddy.*"}])
+def test_a_pattern_that_matches_no_layer_is_refused_by_name(options):
+    with pytest.raises(PatternError, match=r"^the pattern 'boddy\.\*' matches no layer; the layers are 'body\.0'"):
+        find_layers(network(), **options)
+
+
+@pytest.mark.parametrize("model", [nn.ReLU(), nn.Sequential(nn.Embedding(3, 3), nn.LayerNorm(3))])
+def test_a_model_without_a_layer_to_constrain_is_refused(model):
+    with pytest.raises(NothingToConstrainError, match=rf"^{type(model).__name__} has no layer to work on: "):
+        find_layers(model)
+
+
+def weight_normed():
+    return parametrizations.weight_norm(nn.Linear(4, 4))
+
+
+def pruned():
+    return prune.l1_unstructured(nn.Linear(4, 4), "weight", amount=0.5)
+
+
+UNMEASURABLE = {
+    "attention": (lambda: nn.MultiheadAttention(4, 2), "inside one fused operation"),
+    "lstm": (lambda: nn.LSTM(4, 4), "inside one fused operation"),
+    "gru cell": (lambda: nn.GRUCell(4, 4), "inside one fused operation"),
+    "attention's own projection": (
+        lambda: nn.modules.linear.NonDynamicallyQuantizableLinear(4, 4),
+        "inside one fused operation",
+    ),
+    "bilinear": (lambda: nn.Bilinear(4, 4, 4), "linear in each of two inputs"),
+    "lazy": (lambda: nn.LazyLinear(4), "size is not known before a first batch"),
+    "batch norm without a scale": (lambda: nn.BatchNorm1d(4, affine=False), "affine=False"),
+    "batch norm without a memory": (lambda: nn.BatchNorm1d(4, track_running_stats=False), "no running variance"),
+}
+UNSCALABLE = {
+    "parametrised": (weight_normed, "computed from others"),
+    "pruned": (pruned, "computed from others"),
+}
+
+
+def test_every_refused_type_is_tried():
+    assert set(REFUSED) <= {cls for make, _ in UNMEASURABLE.values() for cls in type(make()).__mro__}
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
+@pytest.mark.parametrize("name", UNMEASURABLE | UNSCALABLE)
+def test_what_cannot_be_constrained_is_refused_with_its_path_the_reason_and_a_remedy_that_works(name):
+    make, reason = (UNMEASURABLE | UNSCALABLE)[name]
+    blocks = [nn.ModuleDict({"good": nn.Linear(4, 4)}) for _ in range(11)]
+    blocks[1]["bad"] = make()
+    model = nn.Sequential(*blocks)
+    with pytest.raises(UnsupportedLayerError) as error:
+        MaxGain(model)
+    said = re.fullmatch(
+        r"layer '1\.bad' \((\w+)\) cannot be constrained: (.*)\. Leave it out with exclude='(.*)'\.", str(error.value)
+    )
+    assert said, str(error.value)
+    assert said[1] == type(blocks[1]["bad"]).__name__
+    assert reason in said[2]
+    assert [layer.name for layer in find_layers(model, exclude=said[3])] == [f"{i}.good" for i in range(11)]
+
+
+@pytest.mark.parametrize("name", UNSCALABLE)
+def test_what_cannot_be_scaled_in_place_can_be_measured(name):
+    make, _ = UNSCALABLE[name]
+    assert [layer.name for layer in find_layers(nn.Sequential(make()), rescale=False)] == ["0"]
+
+
+def test_a_refused_layer_that_is_not_asked_for_is_no_obstacle():
+    model = nn.TransformerEncoderLayer(4, 2, 8)
+    assert [layer.name for layer in find_layers(model, include="linear*")] == ["linear1", "linear2"]
+    assert [layer.name for layer in find_layers(model, exclude="self_attn")] == ["linear1", "linear2"]
+
+
+def test_a_model_that_is_itself_refused_says_so():
+    with pytest.raises(UnsupportedLayerError, match=r"^the model itself \(LSTM\) cannot be constrained: .*seen\.$"):
+        MaxGain(nn.LSTM(4, 4))
+
+
+def test_a_type_of_ones_own_is_measured_and_scaled(monkeypatch):
+    class Shifted(nn.Module):
+        """Computes A(x - 1) row by row, so that its linear part is not its output less a bias."""
+
+        def __init__(self):
+            super().__init__()
+            self.A = nn.Parameter(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
+
+        def forward(self, x):
+            return (x - 1) @ self.A.T
+
+    monkeypatch.setattr("maxgain.layers.KINDS", dict(KINDS))
+    register_layer(Shifted, 1, lambda layer, x, output: (x, x @ layer.A.T), weight="A")
+    model = nn.Sequential(Shifted())
+    constraint = MaxGain(model, gamma=1.5)
+    model(torch.tensor([[2.0, 0.0], [0.0, 5.0]]))
+    constraint.step()
+    assert constraint.gains == {"0": 3.0}
+    assert model[0].A.tolist() == [[1.5, 0.0], [0.0, 0.5]]

@@ -1,0 +1,138 @@
+"""The paper's algorithm, written out slowly, beside the real one: the same weights after a hundred steps."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from maxgain import MaxGain
+from maxgain.reference import gain, linear_term, maxgain_step, pi
+
+STEPS = 100
+
+
+class Residual(nn.Module):
+    """Pre-activation, with a 1×1 shortcut where the shape changes."""
+
+    def __init__(self, inputs, outputs, stride):
+        super().__init__()
+        self.norm1, self.conv1 = nn.BatchNorm2d(inputs), nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm2, self.conv2 = nn.BatchNorm2d(outputs), nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if stride > 1 else nn.Identity()
+
+    def forward(self, x):
+        out = self.conv1(torch.relu(self.norm1(x)))
+        return self.shortcut(x) + self.conv2(torch.relu(self.norm2(out)))
+
+
+def mlp():
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(75, 16), nn.ReLU(inplace=True), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)
+    )
+
+
+def conv_net():
+    # Batch norm comes after the ReLU: right after a layer it would leave the layer's bias no gradient but rounding
+    # noise, which Adam makes steps of.
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.BatchNorm2d(4),
+        nn.Dropout(0.2),
+        nn.Conv2d(4, 6, 3, stride=2, dilation=2, padding=2, groups=2),
+        nn.ReLU(inplace=True),
+        nn.BatchNorm2d(6),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(54, 8),
+        nn.ReLU(),
+        nn.BatchNorm1d(8),
+        nn.Linear(8, 3),
+    )
+
+
+def residual_net():
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1, bias=False),
+        Residual(4, 4, stride=1),
+        Residual(4, 6, stride=2),
+        nn.BatchNorm2d(6),
+        nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 3),
+    )
+
+
+NETWORKS = {"mlp": mlp, "conv_net": conv_net, "residual_net": residual_net}
+OPTIMISERS = {
+    "nesterov": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, nesterov=True),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+}
+
+
+def step_both(network, optimiser, gamma, p):
+    """Steps two copies of a network, and checks every step's γ̂ and the weights in the end."""
+    torch.manual_seed(0)
+    ours = network().double()
+    theirs = copy.deepcopy(ours)
+    our_optimiser, their_optimiser = optimiser(ours.parameters()), optimiser(theirs.parameters())
+    constraint = MaxGain(ours, gamma=gamma, p=p).attach(our_optimiser)
+    projected = set()
+    for step in range(STEPS):
+        images, labels = torch.randn(6, 3, 5, 5, dtype=torch.float64), torch.randint(3, (6,))
+
+        def objective(model, seed=step, images=images, labels=labels):
+            torch.manual_seed(seed)  # the same dropout masks on both sides
+            return cross_entropy(model(images), labels)
+
+        our_optimiser.zero_grad()
+        objective(ours).backward()
+        our_optimiser.step()
+        gamma_hat = maxgain_step(theirs, lambda: objective(theirs), their_optimiser.step, gamma, p)
+
+        assert constraint.gains == pytest.approx(gamma_hat, rel=1e-9)
+        projected |= {name for name, scale in constraint.scales.items() if scale < 1}
+    assert projected == set(gamma_hat), "every layer should have been over its bound at some time"
+    torch.testing.assert_close(dict(ours.state_dict()), dict(theirs.state_dict()), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_hundred_steps_of_the_real_one_and_of_the_reference_give_the_same_weights(network, optimiser):
+    step_both(NETWORKS[network], OPTIMISERS[optimiser], gamma=0.3, p=2.0)
+
+
+@pytest.mark.parametrize("p", [1.0, 1.5, 3.0, float("inf")])
+def test_the_same_for_other_norms(p):
+    step_both(conv_net, OPTIMISERS["nesterov"], gamma=0.3, p=p)
+
+
+def test_the_reference_projects_with_the_gains_of_the_forward_and_the_running_variance_after_it():
+    """By hand: one weight each, one instance each, and every number of the step written down."""
+    model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1, eps=0.5, momentum=0.5)).double()
+    with torch.no_grad():
+        model[0].weight.fill_(3.0)
+        model[0].bias.fill_(5.0)
+    x = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    gamma_hat = maxgain_step(model, lambda: model(x).sum(), lambda: model[0].weight.data.fill_(8.0), gamma=2.0)
+    # The hidden activations are 8 and 2, of unbiased variance 18: the running variance is (1 + 18) / 2, plus ε 10.
+    assert gamma_hat == pytest.approx({"0": 3.0, "1": 10.0**-0.5})
+    assert model[0].weight.item() == pytest.approx(8.0 / 1.5)
+    assert model[0].bias.item() == 5.0
+    assert model[1].weight.item() == 1.0
+
+
+def test_the_reference_knows_what_it_does_not_know():
+    with pytest.raises(NotImplementedError, match="reflect"):
+        linear_term(nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"), torch.ones(1, 1, 4, 4))
+
+
+def test_gain_and_projection_of_the_reference_by_hand():
+    x = torch.tensor([3.0, -4.0]).numpy()
+    assert [gain(2 * x, x, p) for p in (1, 2, float("inf"))] == [2.0, 2.0, 2.0]
+    assert gain(x, 0 * x, 2) == 0.0
+    assert pi(torch.tensor([6.0]), 3.0, 2.0).item() == 4.0
+    assert pi(torch.tensor([6.0]), 1.0, 2.0).item() == 6.0
