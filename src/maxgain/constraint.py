@@ -10,7 +10,6 @@ import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
 from functools import reduce
 from typing import Any, Self
 
@@ -23,7 +22,7 @@ from . import skipped
 from .distributed import local
 from .errors import AttachError, BoundError, PatternError, StateError
 from .functional import check_bound, divisors, is_binding, shrink_
-from .layers import FoundLayer, find_layers
+from .layers import FoundLayer, find_layers, matches
 
 Bound = float | Mapping[str, float]
 
@@ -46,8 +45,8 @@ class Constraint(ABC):
         self._layers = find_layers(model, include, exclude)
         self.bounds = resolve_bounds(bound, [layer.name for layer in self._layers], self.bound_name)
         """The bound of every constrained layer, by its dotted name."""
-        self._sizes = {layer.name: self._scalar(layer, math.nan) for layer in self._layers}
-        self._scales = {layer.name: self._scalar(layer, 1.0) for layer in self._layers}
+        self._sizes = {layer.name: layer.scalar(math.nan) for layer in self._layers}
+        self._scales = {layer.name: layer.scalar(1.0) for layer in self._layers}
         self._optimizers: dict[Optimizer, RemovableHandle] = {}
         self._is_paused = False
         self._watch()
@@ -84,7 +83,7 @@ class Constraint(ABC):
         self._held_by(optimizer)
         if not self._optimizers:
             self._watch()
-        skipped.after_scaler_step(optimizer, self, lambda: self._drop(optimizer))
+        skipped.after_scaler_step(optimizer, self._drop)
         self._optimizers[optimizer] = optimizer.register_step_post_hook(self._after_step)
         return self
 
@@ -92,7 +91,7 @@ class Constraint(ABC):
         """Leaves the model and its optimisers as they were before; the weights stay as they are."""
         for optimizer, handle in self._optimizers.items():
             handle.remove()
-            skipped.forget(optimizer, self)
+            skipped.forget(optimizer, self._drop)
         self._optimizers.clear()
         self._unwatch()
 
@@ -141,7 +140,7 @@ class Constraint(ABC):
         return tuple(name for name, parameter in self.model.named_parameters() if id(parameter) not in weights)
 
     def __repr__(self) -> str:
-        rows = "".join(f"\n  {name}: {self.bound_name}={bound:g}" for name, bound in self.bounds.items())
+        rows = "".join(f"\n  {name or '(itself)'}: {self.bound_name}={bound:g}" for name, bound in self.bounds.items())
         return f"{type(self).__name__}({rows}\n)"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -185,6 +184,7 @@ class Constraint(ABC):
     def _project(self, layers: list[FoundLayer], held: set[int], found_inf: Tensor | None = None) -> None:
         if self._is_paused:
             return
+        self._follow(layers)
         sizes = self._estimate(layers)
         factors = divisors(sizes, [self.bounds[layer.name] for layer in layers])
         if found_inf is not None:
@@ -192,6 +192,12 @@ class Constraint(ABC):
         self._divide(layers, factors, held)
         self._publish(layers, sizes, factors, found_inf)
         self._forget(layers)
+
+    def _follow(self, layers: list[FoundLayer]) -> None:
+        """Keeps what is kept beside the weights of a model that was moved to another device."""
+        for layer in layers:
+            for kept in (self._sizes, self._scales):
+                kept[layer.name] = kept[layer.name].to(layer.weight.device)
 
     def _divide(self, layers: list[FoundLayer], factors: list[Tensor], held: set[int]) -> None:
         """Divides each weight once, by the largest factor of the layers that use it; ``factors`` tells them all."""
@@ -231,11 +237,6 @@ class Constraint(ABC):
         return state | {f"{name}.scale": tensor for name, tensor in self._scales.items()}
 
     @staticmethod
-    def _scalar(layer: FoundLayer, value: float) -> Tensor:
-        weight = layer.weight
-        return torch.full((), value, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
-
-    @staticmethod
     def _read(tensors: Mapping[str, Tensor]) -> dict[str, float]:
         """To the host, in one transfer."""
         values = torch.stack([tensor.to(torch.float64) for tensor in together(tensors.values())]).tolist()
@@ -248,12 +249,12 @@ def resolve_bounds(bound: Bound, names: list[str], what: str) -> dict[str, float
         return dict.fromkeys(names, check_bound(bound, what))
     for glob, value in bound.items():
         check_bound(value, f"{what}[{glob!r}]")
-        if not any(fnmatchcase(name, glob) for name in names):
+        if not any(matches(name, glob) for name in names):
             known = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
             raise PatternError(f"the pattern {glob!r} of {what} matches no layer; the layers are {known}.")
     bounds: dict[str, float] = {}
     for name in names:
-        matching = [float(value) for glob, value in bound.items() if fnmatchcase(name, glob)]
+        matching = [float(value) for glob, value in bound.items() if matches(name, glob)]
         if not matching:
             raise BoundError(
                 f"{what} says nothing about layer {name!r}: add '*': float('inf') as the last pattern "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -125,6 +125,11 @@ class MaxGain(Constraint):
     def _forget(self, layers: list[FoundLayer]) -> None:
         forget([self._observers[layer.name] for layer in layers])
 
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Takes up a state of a constraint of the same kind on the same layers."""
+        super().load_state_dict(state)
+        self._dropped_seen = sum(self.dropped.values())
+
     def _state(self) -> dict[str, Tensor]:
         state = super()._state()
         for name, observer in self._observers.items():
@@ -155,20 +160,18 @@ class MaxGain(Constraint):
         self._steps += 1
 
     def _check_measured(self, layers: list[FoundLayer], maxima: Tensor) -> None:
-        silent = [
-            layer.name
-            for layer, maximum in zip(layers, maxima.tolist(), strict=True)
-            if maximum == UNMEASURED and layer.name in self._unproven and layer.module.training
-        ]
-        self._unproven -= {layer.name for layer in layers}
-        if not silent:
-            return
+        measured = dict(zip((layer.name for layer in layers), maxima.tolist(), strict=True))
+        trained = [layer.name for layer in layers if layer.weight.requires_grad]
+        silent = [name for name in trained if measured[name] == UNMEASURED and name in self._unproven]
         why = (
             "Make the constraint before a compiled model's first call, train in training mode, and use "
             "paused() around a step that has no forward."
         )
-        if len(silent) == len(layers):
+        if silent and silent == trained:
             raise NotMeasuredError(f"a step was taken, but none of the {len(silent)} layers was measured. {why}")
+        self._unproven -= measured.keys()
+        if not silent:
+            return
         warnings.warn(
             f"not measured by the first step, so not constrained in it: {', '.join(map(repr, silent))}. {why}",
             MeasurementWarning,

@@ -181,6 +181,12 @@ class FoundLayer:
         weight: nn.Parameter = getattr(self.module, self.kind.weight)
         return weight
 
+    def scalar(self, value: float) -> Tensor:
+        """A number kept beside the weight, in float32 at least; on the host while the weight is not anywhere yet."""
+        weight = self.weight
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        return torch.full((), value, dtype=wide, device="cpu" if weight.is_meta else weight.device)
+
 
 def find_layers(
     model: nn.Module,
@@ -200,20 +206,21 @@ def find_layers(
     found: list[FoundLayer] = []
     skipped_inside: str | None = None
     for path, module in model.named_modules():
-        name = path.replace("_orig_mod.", "")  # what torch.compile puts before the names of a model it wraps
-        if skipped_inside is not None and name.startswith(skipped_inside):
-            continue
+        # torch.compile adds a step to the names of what it wraps.
+        name = ".".join(step for step in path.split(".") if step != "_orig_mod")
         kind, reason = _look_up(module, rescale=rescale)
         if kind is None and reason is None:
             continue
-        hits = {glob for glob in unused if fnmatchcase(name, glob)}
+        hits = {glob for glob in unused if matches(name, glob)}
         unused -= hits
-        if excluded and any(fnmatchcase(name, glob) for glob in excluded):
+        if skipped_inside is not None and name.startswith(skipped_inside):
+            continue
+        if excluded and any(matches(name, glob) for glob in excluded):
             if reason is not None:
                 skipped_inside = f"{name}."
             continue
         if included is not None:
-            if not any(fnmatchcase(name, glob) for glob in included):
+            if not any(matches(name, glob) for glob in included):
                 continue
         elif kind is not None and not kind.by_default:
             continue
@@ -240,6 +247,13 @@ def find_layers(
     return found
 
 
+def matches(name: str, glob: str) -> bool:
+    """Whether a glob takes in a layer's dotted name."""
+    if not isinstance(glob, str):
+        raise PatternError(f"a pattern is a glob over dotted layer names, such as 'features.*', and not {glob!r}.")
+    return fnmatchcase(name, glob)
+
+
 def _globs(patterns: str | Iterable[str] | None) -> tuple[str, ...] | None:
     if patterns is None:
         return None
@@ -250,7 +264,8 @@ def _look_up(module: nn.Module, *, rescale: bool) -> tuple[LayerKind | None, str
     """The layer's row, and why it cannot be used if it cannot; neither for what is not a layer of a known kind."""
     for cls in type(module).__mro__:
         path = f"{cls.__module__}.{cls.__qualname__}"
-        if cls.__module__.startswith(_REFUSED_PACKAGES):
+        # What holds nothing (a quantisable addition, say) has nothing quantised in it.
+        if cls.__module__.startswith(_REFUSED_PACKAGES) and module.state_dict():
             return None, "its weight is quantised"
         for key in (cls, path):
             if key in REFUSED:
@@ -268,7 +283,7 @@ def _defect(module: nn.Module, kind: LayerKind, *, rescale: bool) -> str | None:
     if is_lazy(weight):
         return "its size is not known before a first batch has gone through the model; run one first"
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
-        return "its weight is quantised"
+        return "its weight is quantised, or complex"
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_var is None:
         return "it keeps no running variance (track_running_stats=False)"
     if rescale and kind.weight not in module._parameters:

@@ -35,7 +35,7 @@ class Hook:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Torch calls this after the layer's forward."""
-        x = args[0] if args else next(iter(kwargs.values()))
+        x = args[0] if args else kwargs["input"] if "input" in kwargs else next(iter(kwargs.values()))
         self.observe(x, output)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -56,25 +56,25 @@ class RunningMaximum:
     """
 
     def __init__(self, layer: FoundLayer, p: float, instance: Instance, *, keep_inputs: bool = False) -> None:
-        weight = layer.weight
-        wide = torch.promote_types(weight.dtype, torch.float32)
         self.layer = layer
         self.p = p
         self.instance: Instance = instance
-        self.maximum = torch.full((), UNMEASURED, dtype=wide, device=weight.device)
-        self.dropped = torch.zeros((), dtype=torch.int64, device=weight.device)
+        self.maximum = layer.scalar(UNMEASURED)
+        self.dropped = torch.zeros((), dtype=torch.int64, device=self.maximum.device)
         self.paused = False
-        self.inputs: list[Tensor] | None = [] if keep_inputs else None
+        self.inputs: list[tuple[Tensor, torch.Size]] | None = [] if keep_inputs else None
+        """Each with the shape of its output."""
 
-    @torch.no_grad()
     def __call__(self, x: Tensor, output: Tensor) -> None:
         """Takes what went through the layer into account."""
         if self.paused or not self.layer.module.training or torch.compiler.is_exporting():
             return
-        if self.inputs is not None:
-            self.inputs.append(x.detach())
-        elif x.numel():
-            self.record(layer_gains(self.layer, x, output, self.p, self.instance))
+        with torch.no_grad():
+            if self.inputs is not None:
+                # A copy, because whoever owns the input may overwrite it before the step.
+                self.inputs.append((x.clone(), output.shape))
+            elif x.numel():
+                self.record(layer_gains(self.layer, x, output, self.p, self.instance))
 
     def record(self, gains: Tensor) -> None:
         """Takes the gains of a forward into the maximum, in place and without waiting for the device."""
@@ -86,14 +86,20 @@ class RunningMaximum:
     @torch.no_grad()
     def replay(self) -> None:
         """Records the kept inputs' gains under the weights as they are now."""
-        module = self.layer.module
-        for x in self.inputs or ():
+        for x, shape in self.inputs or ():
             if not x.numel():
                 continue
             with torch.autocast(x.device.type, enabled=False):
-                x = x.to(torch.promote_types(x.dtype, self.layer.weight.dtype))
-                output = module.forward(x) if self.layer.kind.needs_output else None
+                x = x.to(self.layer.weight.dtype)  # what autocast would have done, but never to less than the weight's
+                output = self._forward(x, shape) if self.layer.kind.needs_output else None
                 self.record(layer_gains(self.layer, x, output, self.p, self.instance))
+
+    def _forward(self, x: Tensor, shape: torch.Size) -> Tensor:
+        module = self.layer.module
+        # A transposed convolution has several possible output sizes, and was told which of them to take.
+        size = {"output_size": list(shape)} if isinstance(module, nn.modules.conv._ConvTransposeNd) else {}
+        output: Tensor = module.forward(x, **size)
+        return output
 
     def to(self, device: torch.device) -> None:
         """Follows a model that was moved."""
