@@ -34,6 +34,8 @@ class Regulariser:
     default: float | None = None
     """That number where the user gives none; None where the network or the recipe decides."""
     valid: Callable[[float], bool] = lambda value: value > 0
+    search: tuple[float, float] | None = None
+    """Where a good number is looked for, on a logarithmic scale; None where only a grid can say."""
     batchnorm: bool = False
     """The network gets batch norm."""
     noise: Callable[[float], nn.Module] | None = None
@@ -76,6 +78,7 @@ REGULARISERS: dict[str, Regulariser] = {
             "dropout",
             parameter="rate",
             valid=lambda rate: 0 <= rate < 1,
+            search=(0.05, 0.7),
             noise=nn.Dropout,
             summary="Zeroes activations at random. Srivastava et al., JMLR 2014.",
         ),
@@ -87,6 +90,7 @@ REGULARISERS: dict[str, Regulariser] = {
         Regulariser(
             "maxgain",
             parameter="gamma",
+            search=(1.0, 8.0),
             constrain=_maxgain,
             summary="Bounds each layer's largest measured gain. Gouk et al., ECML PKDD 2018.",
         ),

@@ -133,14 +133,14 @@ def _metrics(training: Training, dataset: Dataset, epoch: Epoch, seconds: float)
 def _conclude(training: Training, dataset: Dataset, run: Run, history: list[dict[str, Any]]) -> Result:
     """Scores the trained model on whole splits, once, and writes what the run leaves behind."""
     recipe, model = training.recipe, training.model
-    trained_on, test = Split(training.images, training.labels), dataset.test.to(training.device)
-    held_out = None
+    parts = {"train": Split(training.images, training.labels)}
+    if len(dataset.test):  # whoever tunes has none
+        parts["test"] = dataset.test.to(training.device)
+    quantiles = {part: gains(model, split, recipe.p).quantiles() for part, split in parts.items()}
     if recipe.train_on == "train":
-        held_out = evaluate(model, dataset.validation.to(training.device))
+        parts["validation"] = dataset.validation.to(training.device)
+    scores = {part: evaluate(model, split) for part, split in parts.items()}
     values = numbers(training.chosen)
-    quantiles = {
-        part: gains(model, split, recipe.p).quantiles() for part, split in (("train", trained_on), ("test", test))
-    }
     result: Result = {
         "recipe": recipe.name,
         "regulariser": recipe.regulariser,
@@ -149,9 +149,9 @@ def _conclude(training: Training, dataset: Dataset, run: Run, history: list[dict
         "seed": recipe.seed,
         "fold": recipe.fold,
         "epochs": recipe.epochs,
-        **_scores("train", evaluate(model, trained_on)),
-        **_scores("validation", held_out),
-        **_scores("test", evaluate(model, test)),
+        **_scores("train", scores["train"]),
+        **_scores("validation", scores.get("validation")),
+        **_scores("test", scores.get("test")),
         "max_gain": {part: {name: row[-1] for name, row in rows.items()} for part, rows in quantiles.items()},
         "gain_quantiles": quantiles,
         "seconds": sum(line["seconds"] for line in history),
