@@ -93,10 +93,10 @@ def step_both(network, optimiser, gamma, p):
         our_optimiser.step()
         gamma_hat = maxgain_step(theirs, lambda: objective(theirs), their_optimiser.step, gamma, p)
 
-        assert constraint.gains == pytest.approx(gamma_hat, rel=1e-9)
+        assert constraint.gains == pytest.approx(gamma_hat, rel=1e-7)  # a hundred steps amplify roundings
         projected |= {name for name, scale in constraint.scales.items() if scale < 1}
     assert projected == set(gamma_hat), "every layer should have been over its bound at some time"
-    torch.testing.assert_close(dict(ours.state_dict()), dict(theirs.state_dict()), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(dict(ours.state_dict()), dict(theirs.state_dict()), rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS)

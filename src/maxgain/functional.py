@@ -41,21 +41,46 @@ def gain(z: Tensor, x: Tensor, p: float = 2.0, *, instance_dims: int | None = No
     check_p(p)
     if instance_dims is None:
         instance_dims = x.dim() - 1
-    z_scale, z_norm = _scaled_norm(z.detach(), p, instance_dims)
-    x_scale, x_norm = _scaled_norm(x.detach(), p, instance_dims)
+    return _gain(z.detach(), x.detach(), p, instance_dims)
+
+
+def _gain(z: Tensor, x: Tensor, p: float, instance_dims: int) -> Tensor:
+    """Scaling triples the memory that is read; where looking at a result is free, it is done only if need be."""
+    if instance_dims == 0:
+        z, x, instance_dims = z.unsqueeze(-1), x.unsqueeze(-1), 1
+    dims = tuple(range(-instance_dims, 0))
+    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+        z_norm, x_norm = (torch.linalg.vector_norm(widened(v), ord=p, dim=dims) for v in (z, x))
+        if _trustworthy(z_norm, p) and _trustworthy(x_norm, p):
+            fast: Tensor = z_norm / x_norm
+            return fast
+    z_scale, z_norm = _scaled_norm(z, p, dims)
+    x_scale, x_norm = _scaled_norm(x, p, dims)
     ratio = (z_scale / x_scale) * (z_norm / x_norm)
     return torch.where(x_scale == 0, torch.zeros_like(ratio), ratio)
 
 
-def _scaled_norm(v: Tensor, p: float, instance_dims: int) -> tuple[Tensor, Tensor]:
+def _trustworthy(norm: Tensor, p: float) -> bool:
+    """Whether no power that entered a norm can have overflowed, and none that matters can have underflowed."""
+    if p == math.inf:
+        return bool(torch.isfinite(norm).all() and (norm > 0).all())
+    limits = torch.finfo(norm.dtype)
+    # An entry whose power was flushed to zero is then below the rounding of a sum of as many as 1e7 entries.
+    low, high = (limits.tiny / limits.eps * 1e7) ** (1 / p), (limits.max * limits.eps) ** (1 / p)
+    return bool(((norm > low) & (norm < high)).all())
+
+
+def _scaled_norm(v: Tensor, p: float, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """``(s, n)`` with ``‖v‖_p = s·n`` and s the largest entry, so that no power over- or underflows in n."""
-    v = v.to(torch.promote_types(v.dtype, torch.float32))
-    if instance_dims == 0:
-        v, instance_dims = v.unsqueeze(-1), 1
-    dims = tuple(range(-instance_dims, 0))
+    v = widened(v)
     largest = v.abs().amax(dim=dims, keepdim=True)
     divisor = torch.where(largest == 0, torch.ones_like(largest), largest)
     return largest.squeeze(dims), torch.linalg.vector_norm(v / divisor, ord=p, dim=dims)
+
+
+def widened(v: Tensor) -> Tensor:
+    """In float32 at least: products and differences in a half precision would round, and overflow at 65504."""
+    return v.to(torch.promote_types(v.dtype, torch.float32))
 
 
 def project_(weight: Tensor, gain: Tensor | float, gamma: float) -> Tensor:

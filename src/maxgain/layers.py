@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from .errors import NothingToConstrainError, PatternError, UnsupportedLayerError
+from .functional import widened
 
 LinearPart = Callable[[nn.Module, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 Instance = Literal["auto", "sample"]
@@ -47,14 +48,9 @@ def _without_bias(instance_dims: int) -> LinearPart:
         bias = getattr(layer, "bias", None)
         if bias is None:
             return x, output
-        return x, _widened(output) - _along_channels(_widened(bias), instance_dims)
+        return x, widened(output) - _along_channels(widened(bias), instance_dims)
 
     return linear_part
-
-
-def _widened(v: Tensor) -> Tensor:
-    """In float32 at least: products and differences in a half precision would round, and overflow at 65504."""
-    return v.to(torch.promote_types(v.dtype, torch.float32))
 
 
 def _along_channels(v: Tensor, instance_dims: int) -> Tensor:
@@ -71,26 +67,26 @@ def _batch_norm(layer: nn.Module, x: Tensor, output: Tensor | None) -> tuple[Ten
     """``W = diag(α / sqrt(running_var + ε))`` on the raw activations; running statistics are the steadier estimate."""
     assert isinstance(layer, nn.modules.batchnorm._BatchNorm)
     assert layer.running_var is not None
-    scale = _widened(layer.weight) * torch.rsqrt(_widened(layer.running_var) + layer.eps)
+    scale = widened(layer.weight) * torch.rsqrt(widened(layer.running_var) + layer.eps)
     return x, x * _along_channels(scale, x.dim() - 1)
 
 
 def _layer_norm(layer: nn.Module, x: Tensor, output: Tensor | None) -> tuple[Tensor, Tensor]:
     assert isinstance(layer, nn.LayerNorm)
     normalised = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
-    return normalised, normalised * _widened(layer.weight)
+    return normalised, normalised * widened(layer.weight)
 
 
 def _rms_norm(layer: nn.Module, x: Tensor, output: Tensor | None) -> tuple[Tensor, Tensor]:
     assert isinstance(layer, nn.RMSNorm)
     normalised = F.rms_norm(x, list(layer.normalized_shape), eps=layer.eps)
-    return normalised, normalised * _widened(layer.weight)
+    return normalised, normalised * widened(layer.weight)
 
 
 def _group_norm(layer: nn.Module, x: Tensor, output: Tensor | None) -> tuple[Tensor, Tensor]:
     assert isinstance(layer, nn.GroupNorm)
     normalised = F.group_norm(x, layer.num_groups, eps=layer.eps)
-    return normalised, normalised * _along_channels(_widened(layer.weight), x.dim() - 1)
+    return normalised, normalised * _along_channels(widened(layer.weight), x.dim() - 1)
 
 
 def _whole_sample(layer: nn.Module, x: Tensor) -> int:
