@@ -1,0 +1,222 @@
+"""The operator norm ``max_x ‖Wx‖_p / ‖x‖_p`` of every layer: over all inputs, where a gain is over those seen."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .chain import NotAChainError, chain_constant
+from .errors import MissingExtraError, NotMeasuredError
+from .layers import FoundLayer, find_layers
+from .linear_map import LinearMap, Sizes, check_operator_p, instance_sizes, linear_map, random_vector
+from .observe import watch
+from .report import call, evaluating
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+KRYLOV_DIMENSION = 20
+
+
+@dataclass(frozen=True)
+class Norm:
+    """One layer's operator norm, and how well it is known."""
+
+    value: float
+    residual: float = 0.0
+    """Some singular value of W lies within this fraction of ``value``; 0 for a closed form."""
+    iterations: int = 0
+    vector: Tensor | None = field(default=None, repr=False, compare=False)
+    """The input that is amplified most, for p = 2."""
+
+
+@dataclass(frozen=True)
+class NormReport:
+    """The operator norms that ``operator_norms`` found.
+
+    For p = 1 and inf they are exact. For p = 2 they come from an iteration that approaches them from below:
+    ``residuals`` says how far it got.
+    """
+
+    p: float
+    layers: dict[str, Norm] = field(repr=False)
+    bound: float | None
+    """An upper bound of the network's Lipschitz constant in evaluation mode, if it is a chain of known parts."""
+    covers: str
+    """What ``bound`` covers, or why there is none."""
+
+    @property
+    def norms(self) -> dict[str, float]:
+        """The operator norm of every layer, by its dotted name."""
+        return {name: norm.value for name, norm in self.layers.items()}
+
+    @property
+    def residuals(self) -> dict[str, float]:
+        """How far from convergence each norm is: some singular value lies within this fraction of it."""
+        return {name: norm.residual for name, norm in self.layers.items()}
+
+    @property
+    def product(self) -> float:
+        """The product of all layers' norms: whether it says anything of the network, ``covers`` tells."""
+        return math.prod(self.norms.values())
+
+    def table(self, title: str | None = None) -> Table:
+        """The norms as a table for the terminal."""
+        try:
+            from rich.table import Table
+        except ImportError as error:
+            raise MissingExtraError("this needs rich: pip install 'maxgain[study]'.") from error
+        bound = "none" if self.bound is None else f"{self.bound:.6g}"
+        table = Table(title=title or f"operator norm by layer, p = {self.p:g}", caption=f"bound {bound}: {self.covers}")
+        table.add_column("layer")
+        for column in ("norm", "residual", "iterations"):
+            table.add_column(column, justify="right")
+        for name, norm in self.layers.items():
+            table.add_row(name, f"{norm.value:.6g}", f"{norm.residual:.1e}", str(norm.iterations))
+        table.add_section()
+        table.add_row("product", f"{self.product:.6g}")
+        return table
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The report as JSON text, which is also written to ``path`` if one is given."""
+        layers = {
+            name: {"norm": norm.value, "residual": norm.residual, "iterations": norm.iterations}
+            for name, norm in self.layers.items()
+        }
+        p = "inf" if math.isinf(self.p) else self.p
+        whole = {"p": p, "layers": layers, "product": self.product, "bound": self.bound, "covers": self.covers}
+        text = json.dumps(whole, indent=2)
+        if path is not None:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        return text
+
+
+@torch.no_grad()
+def operator_norms(
+    model: nn.Module,
+    example_input: Any,
+    p: float = 2.0,
+    *,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] = (),
+    tolerance: float = 1e-5,
+    max_iterations: int = 1000,
+    start: NormReport | None = None,
+) -> NormReport:
+    """The operator norm of every layer at the input size that it has in a forward of ``example_input``.
+
+    The example is a tensor, a tuple or list whose first item is the input, or a dictionary of keyword inputs. The
+    model is measured in evaluation mode; its modes and hooks are afterwards as they were. A batch-norm layer is
+    ``diag(α / sqrt(running_var + ε))``; other normalisation layers, if they are included, count with their scales
+    alone, for what they do besides is not linear.
+
+    p = 1 and p = inf are exact sums of absolute values. p = 2 is a power iteration with the layer's own forward and
+    its transpose, that keeps the last vectors and takes the best of their combinations (Lanczos' method). It ends
+    when the residual ``‖WᵀWv − s²v‖ / s²`` is at most ``tolerance``, or after ``max_iterations`` products with
+    ``WᵀW``; ``start``, an earlier report, lets it begin where that one ended.
+
+    >>> report = operator_norms(nn.Linear(2, 2), torch.zeros(1, 2), p=1)
+    >>> list(report.norms)
+    ['']
+    """
+    check_operator_p(p)
+    layers = find_layers(model, include, exclude, rescale=False)
+    with evaluating(model):
+        sizes = _sizes_in_forward(model, layers, example_input)
+        found = {}
+        for layer in layers:
+            maps = _maps(layer, sizes[layer.name])
+            earlier = None if start is None or layer.name not in start.layers else start.layers[layer.name].vector
+            norms = [_norm(linear, p, tolerance, max_iterations, earlier) for linear in maps]
+            found[layer.name] = max(norms, key=lambda norm: norm.value)
+        bound, covers = _network_bound(model, layers, found, p, tolerance)
+    return NormReport(float(p), found, bound, covers)
+
+
+def _sizes_in_forward(model: nn.Module, layers: list[FoundLayer], example_input: Any) -> dict[str, set[Sizes]]:
+    """Every size of input that each layer is given."""
+    sizes: dict[str, set[Sizes]] = {layer.name: set() for layer in layers}
+
+    def observer(layer: FoundLayer) -> Callable[[Tensor, Tensor], None]:
+        return lambda x, output: sizes[layer.name].add(instance_sizes(layer, x, output))
+
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.callback(watch(layer, observer(layer)).remove)
+        call(model, example_input, layers[0].weight.device)
+    return sizes
+
+
+def _maps(layer: FoundLayer, sizes: set[Sizes]) -> list[LinearMap]:
+    dtype = torch.float32 if layer.weight.device.type == "mps" else torch.float64
+    maps = [linear_map(layer, size, dtype) for size in sorted(sizes) or (None,)]
+    known = [linear for linear in maps if linear is not None]
+    if not known:
+        raise NotMeasuredError(
+            f"layer {layer.name!r} did not run in the example's forward, so the size of its input is not known: "
+            f"give an example that uses it, or leave it out with exclude={layer.name!r}."
+        )
+    return known
+
+
+def _norm(linear: LinearMap, p: float, tolerance: float, max_iterations: int, earlier: Tensor | None) -> Norm:
+    exact = linear.exact_norm(p)
+    if exact is not None:
+        return Norm(exact.item())
+    begin = random_vector(linear.sizes.input).to(linear.layer.weight.device, linear.dtype)
+    if earlier is not None and earlier.shape == begin.shape:
+        begin = earlier.to(begin) + 0.01 * begin  # alone it would hold on to what used to be amplified most
+    return largest_singular_value(linear.gram, begin, tolerance, max_iterations)
+
+
+def largest_singular_value(gram: Callable[[Tensor], Tensor], v: Tensor, tolerance: float, max_iterations: int) -> Norm:
+    """The largest singular value of W from products with ``WᵀW``, begun with v, by Lanczos' method with restarts.
+
+    Each round goes on from that combination of v, WᵀWv, (WᵀW)²v, ... which W amplifies most.
+    """
+    iterations = 0
+    while True:
+        basis, images = _krylov(gram, v, min(KRYLOV_DIMENSION, max_iterations - iterations))
+        iterations += len(images)
+        small = basis @ images.T
+        best = torch.linalg.eigh((small + small.T) / 2).eigenvectors[:, -1]
+        v, image = (best @ basis).view_as(v), (best @ images).view_as(v)
+        square = torch.sum(v * image).clamp_min(0)
+        residual = torch.linalg.vector_norm(image - square * v) / square if square > 0 else torch.zeros(())
+        if residual <= tolerance or iterations >= max_iterations:
+            return Norm(square.sqrt().item(), residual.item(), iterations, v)
+
+
+def _krylov(gram: Callable[[Tensor], Tensor], v: Tensor, dimension: int) -> tuple[Tensor, Tensor]:
+    """An orthonormal basis of the span of v, WᵀWv, ..., one row a vector, and what ``WᵀW`` makes of each."""
+    basis, images = [v.flatten() / torch.linalg.vector_norm(v)], []
+    while True:
+        images.append(gram(basis[-1].view_as(v)).flatten())
+        rows, beyond = torch.stack(basis), images[-1]
+        for _ in range(2):  # once leaves rounding errors behind that are as large as what is looked for
+            beyond = beyond - rows.T @ (rows @ beyond)
+        length = torch.linalg.vector_norm(beyond)
+        if len(images) == dimension or length <= 100 * torch.finfo(v.dtype).eps * torch.linalg.vector_norm(images[-1]):
+            return rows, torch.stack(images)
+        basis.append(beyond / length)
+
+
+def _network_bound(
+    model: nn.Module, layers: list[FoundLayer], found: dict[str, Norm], p: float, tolerance: float
+) -> tuple[float | None, str]:
+    loose = [name for name, norm in found.items() if norm.residual > tolerance]
+    if loose:
+        return None, f"no bound of the network: the norm of layer {loose[0]!r} has not converged."
+    try:
+        constant = chain_constant(model, {layer.module: found[layer.name].value for layer in layers}, p)
+    except NotAChainError as error:
+        return None, f"no bound of the network, for it is not a chain of known parts: {error}."
+    return constant, "the whole network in evaluation mode, a chain of parts whose Lipschitz constants are known."
