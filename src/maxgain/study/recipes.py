@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -56,24 +56,36 @@ class Recipe:
     """which of the data set's disjoint folds; None for all the data"""
 
     def __post_init__(self) -> None:
-        positive = ("learning_rate", "epochs", "batch_size", "decay", "gamma")
-        for name in positive:
+        for name in ("learning_rate", "epochs", "batch_size", "decay", "gamma"):
             if not getattr(self, name) > 0:
-                raise RecipeError(f"{name.replace('_', '-')} must be positive, not {getattr(self, name)}.")
-        if math.isinf(self.learning_rate):
-            raise RecipeError("learning-rate must be a number.")
+                raise RecipeError(f"{_flag(name)} must be positive, not {getattr(self, name)}.")
+        for name in ("learning_rate", "decay", "weight_decay"):
+            if math.isinf(getattr(self, name)):
+                raise RecipeError(f"{_flag(name)} must be finite, not {getattr(self, name)}.")
         if not self.weight_decay >= 0:
             raise RecipeError(f"weight-decay must not be negative, but is {self.weight_decay}.")
         if not self.p >= 1:
             raise RecipeError(f"p must be a number from 1 to inf, not {self.p}.")
-        parse(self.regulariser)
         if not 0 <= self.seed < 2**63:
             raise RecipeError(f"seed must be a whole number from 0 on, not {self.seed}.")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise RecipeError(unknown(_flag(name), getattr(self, name), choices))
+        standardised = any(choice.row.batchnorm for choice in parse(self.regulariser))
+        if standardised and self.batch_size == 1:
+            raise RecipeError("batchnorm standardises over the batch, so it needs a batch-size of at least 2.")
 
     def learning_rate_at(self, epoch: int) -> float:
         """The learning rate of an epoch, counted from 0."""
         return self.learning_rate * math.prod(self.decay for milestone in self.milestones if epoch >= milestone)
 
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")
+
+
+# The command line sees to these itself; a recipe may also come from Python or from a file.
+_CHOICES = {name: get_args(hint) for name, hint in get_type_hints(Recipe).items() if get_origin(hint) is Literal}
 
 RECIPES = {
     recipe.name: recipe
@@ -114,5 +126,7 @@ def from_json(content: dict[str, Any]) -> Recipe:
         strange = sorted(set(content) ^ known)[0]
         raise RecipeError(f"this recipe was written by another version of maxgain: it differs in {strange!r}.")
     values: dict[str, Any] = {key: math.inf if value == "inf" else value for key, value in content.items()}
-    values["milestones"] = tuple(values["milestones"])
-    return Recipe(**values)
+    try:
+        return Recipe(**values | {"milestones": tuple(values["milestones"])})
+    except TypeError as error:
+        raise RecipeError(f"this is no recipe: {error}.") from error

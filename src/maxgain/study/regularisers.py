@@ -113,19 +113,18 @@ def parse(text: str) -> tuple[Chosen, ...]:
     """The regularisers that a text like ``maxgain=2+batchnorm+dropout`` names, in its order."""
     chosen: list[Chosen] = []
     for part in text.split("+"):
-        name, _, number = part.strip().partition("=")
+        name, gives_number, number = part.strip().partition("=")
         if name not in REGULARISERS:
             raise RegulariserError(unknown("regulariser", name, REGULARISERS))
-        chosen.append(Chosen(REGULARISERS[name], _number(REGULARISERS[name], number, part.strip())))
+        row = REGULARISERS[name]
+        chosen.append(Chosen(row, _number(row, number) if gives_number else row.default))
     refuse_nonsense(tuple(chosen))
     return tuple(chosen)
 
 
-def _number(row: Regulariser, text: str, part: str) -> float | None:
-    if not text:
-        return row.default
+def _number(row: Regulariser, text: str) -> float:
     if row.parameter is None:
-        raise RegulariserError(f"{row.name} takes no number, so {part!r} makes no sense.")
+        raise RegulariserError(f"{row.name} takes no number, so '{row.name}={text}' makes no sense.")
     try:
         value = float(text)
     except ValueError:
