@@ -1,7 +1,7 @@
 """A training on disk: one file that is whole or not there, and that says so when it is damaged or another run's.
 
 The tensors are stored as safetensors, so no code runs from the file; the rest is JSON in its header, with a checksum
-over the tensors, since a length alone does not show a flipped bit.
+over all of it, since a length alone does not show a flipped bit.
 """
 
 from __future__ import annotations
@@ -29,23 +29,33 @@ FORMAT = "1"
 def save(path: Path, training: Training, history: Iterable[Mapping[str, Any]]) -> None:
     """Writes all that is needed to go on to the same bits, and the metrics so far."""
     tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in _tensors(training).items()}
-    about = {
-        "format": FORMAT,
-        "epoch": training.epoch,
-        "recipe": to_json(training.recipe),
-        "history": list(history),
-        "sha256": _digest(tensors),
-    }
-    write_bytes(path, safetensors.torch.save(tensors, {"maxgain": json.dumps(about)}))
+    about = json.dumps(
+        {
+            "epoch": training.epoch,
+            "device": training.device.type,
+            "recipe": to_json(training.recipe),
+            "history": list(history),
+        }
+    )
+    header = {"format": FORMAT, "about": about, "sha256": _digest(about, tensors)}
+    write_bytes(path, safetensors.torch.save(tensors, header))
 
 
 def load(path: Path, training: Training) -> list[dict[str, Any]]:
     """Puts a fresh training of the same recipe where the saved one was, and returns its metrics so far."""
     tensors, about = _read(path)
     expect_same_recipe(path, about["recipe"], to_json(training.recipe))
-    if _digest(tensors) != about["sha256"]:
-        raise CheckpointError(f"{path} is damaged: its checksum does not fit; remove it to start the run anew.")
-    _restore(training, tensors)
+    if about["device"] != training.device.type:
+        raise CheckpointError(
+            f"{path} was written on {about['device']}, and only there can the run go on to the same bits: "
+            f"use --device {about['device']}."
+        )
+    try:
+        _restore(training, tensors)
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{path} fits neither network nor data: it was written with another --data or version of maxgain."
+        ) from error
     training.epoch = about["epoch"]
     history: list[dict[str, Any]] = about["history"]
     return history
@@ -54,15 +64,19 @@ def load(path: Path, training: Training) -> list[dict[str, Any]]:
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            about = json.loads(file.metadata()["maxgain"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            header = file.metadata()
+            # Copies, because what is read here is the file itself, mapped, and the file is going to be replaced.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        written, about, digest = header["format"], header["about"], header["sha256"]
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no checkpoint {path}: leave --resume out to start the run.") from error
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise CheckpointError(f"{path} is damaged or no checkpoint; remove it to start the run anew.") from error
-    if about["format"] != FORMAT:
-        raise CheckpointError(f"{path} was written by another version of maxgain, in format {about['format']}.")
-    return tensors, about
+    if written != FORMAT:
+        raise CheckpointError(f"{path} was written by another version of maxgain, in format {written}.")
+    if digest != _digest(about, tensors):
+        raise CheckpointError(f"{path} is damaged: its checksum does not fit; remove it to start the run anew.")
+    return tensors, json.loads(about)
 
 
 def expect_same_recipe(path: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -111,7 +125,7 @@ def _restore(training: Training, tensors: Mapping[str, Tensor]) -> None:
     for group in training.optimiser.param_groups:
         group["lr"] = training.learning_rate
     torch.set_rng_state(tensors["rng.cpu"])
-    if "rng.cuda" in tensors:
+    if training.device.type == "cuda":
         torch.cuda.set_rng_state(tensors["rng.cuda"], training.device)
 
 
@@ -119,9 +133,9 @@ def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().data)
+def _digest(about: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(about.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -5,6 +5,7 @@ end: a process that is killed, or a disk that fills up, leaves the old content o
 """
 
 import json
+import math
 import os
 import secrets
 import shutil
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from maxgain.errors import RunError
+
+_SUFFIX = ".partial"
 
 
 @contextmanager
@@ -81,6 +84,24 @@ def write_json(path: str | Path, content: Any) -> None:
     write_text(path, text + "\n")
 
 
+def strict(content: Any) -> Any:
+    """The content as `write_json` takes it: infinity is the text 'inf', and what is not a number is null."""
+    if isinstance(content, dict):
+        return {str(key): strict(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [strict(value) for value in content]
+    if isinstance(content, float) and not math.isfinite(content):
+        return None if math.isnan(content) else ("inf" if content > 0 else "-inf")
+    return content
+
+
+def sweep(folder: Path) -> None:
+    """Remove what writers that were killed have left half written in `folder`."""
+    for partial in folder.glob(f".*{_SUFFIX}"):
+        with suppress(OSError):
+            partial.unlink()
+
+
 def _beside(target: Path) -> Path:
     """A hidden name in the same folder, hence on the same disk, that no other writer uses."""
-    return target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    return target.with_name(f".{target.name}.{secrets.token_hex(4)}{_SUFFIX}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import platform
 import shlex
 import signal
@@ -20,14 +19,15 @@ import torch
 
 import maxgain
 from maxgain.errors import RunError
+from maxgain.report import GainReport
 
 from . import checkpoint, datasets
 from .evaluate import Score, evaluate, gains, max_gains
-from .files import write_bytes, write_json, write_text
+from .files import strict, sweep, write_bytes, write_json, write_text
 from .recipes import Recipe, from_json, to_json
 from .regularisers import numbers
 from .splits import Dataset, Split
-from .train import Epoch, Training, train
+from .train import DivergedError, Epoch, Training, train
 
 CHECKPOINT = "checkpoint.safetensors"
 GAINS_SAMPLE = 1000
@@ -64,24 +64,33 @@ class Run:
 
 def perform(recipe: Recipe, run: Run, dataset: Dataset | None = None) -> Result:
     """Trains to the end, from the checkpoint if the run is to be resumed, and returns the result that it writes."""
-    finished = run.out / "result.json"
-    if run.resume and finished.exists():
-        return _read_finished(run.out, recipe)
-    if not run.resume and (finished.exists() or (run.out / CHECKPOINT).exists()):
+    finished, saved = run.out / "result.json", run.out / CHECKPOINT
+    if not run.resume and (finished.exists() or saved.exists()):
         raise RunError(f"{run.out} holds a run already: go on with --resume, or choose another --out.")
+    result = _read_finished(run.out, recipe) if finished.exists() else _carry_out(recipe, run, dataset)
+    saved.unlink(missing_ok=True)
+    return result
+
+
+def _carry_out(recipe: Recipe, run: Run, dataset: Dataset | None) -> Result:
+    if run.checkpoint_seconds is not None and not run.checkpoint_seconds >= 0:
+        raise RunError(f"checkpoint-seconds must not be negative, but is {run.checkpoint_seconds}.")
     device = chosen_device(run.device)
     dataset = dataset or datasets.load(recipe.dataset, run.data, recipe.fold)
     training = Training(recipe, dataset, device)
     history: list[dict[str, Any]] = []
     if run.resume and (run.out / CHECKPOINT).exists():
         history = checkpoint.load(run.out / CHECKPOINT, training)
+    # Written before the first step, so that a folder that cannot be written to is known of at once.
+    sweep(run.out)
     write_json(run.out / "config.json", to_json(recipe))
     write_text(run.out / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in history))
     run.watcher.started(training)
     _train(training, dataset, run, history)
-    result = _conclude(training, dataset, run, history)
-    (run.out / CHECKPOINT).unlink(missing_ok=True)
-    return result
+    try:
+        return _conclude(training, dataset, run, history)
+    except KeyboardInterrupt:
+        raise Interrupted(str(run.out)) from None
 
 
 def _train(training: Training, dataset: Dataset, run: Run, history: list[dict[str, Any]]) -> None:
@@ -90,7 +99,9 @@ def _train(training: Training, dataset: Dataset, run: Run, history: list[dict[st
 
     def save() -> None:
         nonlocal saved
-        checkpoint.save(run.out / CHECKPOINT, training, history)
+        training.expect_finite()  # the last good state is worth more than the first bad one
+        with _telling_how_to_go_on():
+            checkpoint.save(run.out / CHECKPOINT, training, history)
         saved = time.monotonic()
 
     with _deferred_interrupt() as interrupted:
@@ -103,14 +114,23 @@ def _train(training: Training, dataset: Dataset, run: Run, history: list[dict[st
             if interrupted():
                 raise Interrupted(str(run.out))
 
-        for epoch in train(training, after_step):
+        def after_epoch(epoch: Epoch) -> None:
             elapsed = before + time.monotonic() - began
             line = _metrics(training, dataset, epoch, elapsed - sum(line["seconds"] for line in history))
             history.append(line)
-            _append(run.out / "metrics.jsonl", line)
-            if run.checkpoint_seconds is None:
+            with _telling_how_to_go_on():
+                _append(run.out / "metrics.jsonl", line)
+            if run.checkpoint_seconds is None or epoch.number == training.recipe.epochs or interrupted():
                 save()
             run.watcher.epoch_done(line)
+            if interrupted():
+                raise Interrupted(str(run.out))
+
+        try:
+            for epoch in train(training, after_step):
+                after_epoch(epoch)
+        except DivergedError as error:
+            raise RunError(f"{error}; {_largest_gain(training, history)}; {_calmer(training)}.") from error
 
 
 def _metrics(training: Training, dataset: Dataset, epoch: Epoch, seconds: float) -> dict[str, Any]:
@@ -118,16 +138,39 @@ def _metrics(training: Training, dataset: Dataset, epoch: Epoch, seconds: float)
     held_out = None
     if training.recipe.train_on == "train":
         held_out = evaluate(training.model, dataset.validation.to(training.device))
-    sample = Split(training.images[:GAINS_SAMPLE], training.labels[:GAINS_SAMPLE])
-    return {
+    line = {
         "epoch": epoch.number,
         "learning_rate": epoch.learning_rate,
         "train_loss": epoch.train.loss,
         "train_accuracy": epoch.train.accuracy,
         **_scores("validation", held_out),
-        "max_gain": max_gains(gains(training.model, sample, training.recipe.p)),
+        "max_gain": max_gains(_sample_gains(training)),
         "seconds": seconds,
     }
+    kept: dict[str, Any] = strict(line)
+    return kept
+
+
+def _sample_gains(training: Training) -> GainReport:
+    sample = Split(training.images[:GAINS_SAMPLE], training.labels[:GAINS_SAMPLE])
+    return gains(training.model, sample, training.recipe.p)
+
+
+def _largest_gain(training: Training, history: list[dict[str, Any]]) -> str:
+    """Where to look: the layer of the largest gain when gains were last taken, or the first to have none any more."""
+    if not history:
+        lost = [name for name, count in _sample_gains(training).dropped.items() if count]
+        return f"the gain of layer {lost[0]!r} is the first that is not finite" if lost else "all gains are finite"
+    known = {name: gain for name, gain in history[-1]["max_gain"].items() if gain is not None}
+    worst = max(known, key=lambda name: known[name])
+    return f"after epoch {len(history)} the largest gain was {known[worst]:.3g}, in layer {worst!r}"
+
+
+def _calmer(training: Training) -> str:
+    """What to try after a run that diverged."""
+    rate = training.recipe.learning_rate_at(training.epoch)
+    bound = "a tighter --gamma" if "maxgain" in numbers(training.chosen) else "maxgain in --regulariser"
+    return f"try a lower --learning-rate (it was {rate:g}) or {bound}"
 
 
 def _conclude(training: Training, dataset: Dataset, run: Run, history: list[dict[str, Any]]) -> Result:
@@ -141,28 +184,30 @@ def _conclude(training: Training, dataset: Dataset, run: Run, history: list[dict
         parts["validation"] = dataset.validation.to(training.device)
     scores = {part: evaluate(model, split) for part, split in parts.items()}
     values = numbers(training.chosen)
-    result: Result = {
-        "recipe": recipe.name,
-        "regulariser": recipe.regulariser,
-        "gamma": _json_number(values.get("maxgain")),
-        "p": _json_number(recipe.p),
-        "seed": recipe.seed,
-        "fold": recipe.fold,
-        "epochs": recipe.epochs,
-        **_scores("train", scores["train"]),
-        **_scores("validation", scores.get("validation")),
-        **_scores("test", scores.get("test")),
-        "max_gain": {part: {name: row[-1] for name, row in rows.items()} for part, rows in quantiles.items()},
-        "gain_quantiles": quantiles,
-        "seconds": sum(line["seconds"] for line in history),
-        "device": _device_name(training.device),
-        "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
-        "torch": torch.__version__,
-        "maxgain": maxgain.__version__,
-        "command": shlex.join(["maxgain", *sys.argv[1:]]),
-        "note": dataset.note,
-        "config": to_json(recipe),
-    }
+    result: Result = strict(
+        {
+            "recipe": recipe.name,
+            "regulariser": recipe.regulariser,
+            "gamma": values.get("maxgain"),
+            "p": recipe.p,
+            "seed": recipe.seed,
+            "fold": recipe.fold,
+            "epochs": recipe.epochs,
+            **_scores("train", scores["train"]),
+            **_scores("validation", scores.get("validation")),
+            **_scores("test", scores.get("test")),
+            "max_gain": {part: {name: row[-1] for name, row in rows.items()} for part, rows in quantiles.items()},
+            "gain_quantiles": quantiles,
+            "seconds": sum(line["seconds"] for line in history),
+            "device": _device_name(training.device),
+            "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
+            "torch": torch.__version__,
+            "maxgain": maxgain.__version__,
+            "command": shlex.join(["maxgain", *sys.argv[1:]]),
+            "note": dataset.note,
+            "config": to_json(recipe),
+        }
+    )
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     write_bytes(run.out / "model.safetensors", safetensors.torch.save(tensors))
     write_json(run.out / "result.json", result)
@@ -208,9 +253,11 @@ def chosen_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise RunError(f"there is no device {name!r} here: use 'cpu', 'cuda' or 'auto'.") from error
-    return device
+        if device.type in ("cpu", "cuda"):
+            return device
+    except (RuntimeError, AssertionError):
+        pass
+    raise RunError(f"there is no device {name!r} to train on here: use 'cpu', 'cuda' or 'auto'.")
 
 
 def _read_finished(folder: Path, recipe: Recipe) -> Result:
@@ -232,10 +279,6 @@ def _scores(part: str, score: Score | None) -> dict[str, float | None]:
     return {f"{part}_loss": loss, f"{part}_accuracy": accuracy}
 
 
-def _json_number(value: float | None) -> float | str | None:
-    return "inf" if value == math.inf else value
-
-
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
@@ -243,9 +286,18 @@ def _device_name(device: torch.device) -> str:
 def _append(path: Path, line: dict[str, Any]) -> None:
     try:
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(line, allow_nan=False) + "\n")
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}.") from error
+
+
+@contextlib.contextmanager
+def _telling_how_to_go_on() -> Iterator[None]:
+    try:
+        yield
+    except RunError as error:
+        said = str(error).rstrip(".")
+        raise RunError(f"{said}; nothing saved before is lost: --resume goes on from there.") from error
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from .files import strict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +53,3 @@ class Screen:
         quiet = self.for_machines or not error.is_terminal
         with Progress(*columns, console=error, disable=quiet, transient=True) as progress:
             yield progress
-
-
-def strict(content: Any) -> Any:
-    """The content as strict JSON can hold it: infinity is the text 'inf', and what is not a number is null."""
-    if isinstance(content, dict):
-        return {str(key): strict(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [strict(value) for value in content]
-    if isinstance(content, float) and not math.isfinite(content):
-        return None if math.isnan(content) else ("inf" if content > 0 else "-inf")
-    return content

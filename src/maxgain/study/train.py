@@ -22,10 +22,14 @@ from .evaluate import Score, to_float
 from .models import build
 from .recipes import Recipe
 from .regularisers import Penalised
-from .splits import Dataset
+from .splits import Dataset, Split
 
 PADDING = 4
 MOMENTUM = 0.9
+
+
+class DivergedError(RunError):
+    """The loss or a weight is no longer a number, and nothing that follows will be."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Training:
         self.recipe = recipe
         self.chosen = regularisers.chosen_for(recipe)
         self.device = device
-        split = dataset.train if recipe.train_on == "train" else dataset.train.join(dataset.validation)
+        split = trained_on(recipe, dataset)
         self.images, self.labels = split.images.to(device), split.labels.to(device)
         self.batch_size = min(recipe.batch_size, len(split))
         self.model = self._build(dataset)
@@ -110,6 +114,12 @@ class Training:
         self.position.zero_()
         return Epoch(self.epoch, learning_rate, score)
 
+    def expect_finite(self) -> None:
+        """Raises where the epoch's loss, or what the model has learned, is no longer a number; waits for the device."""
+        kept = [self.loss, *self.model.state_dict().values()]
+        if not torch.stack([tensor.isfinite().all() for tensor in kept]).all():
+            raise DivergedError(f"in epoch {self.epoch + 1} the loss or a weight stopped being a finite number")
+
     def _build(self, dataset: Dataset) -> nn.Module:
         recipe = self.recipe
         model = build(
@@ -134,6 +144,11 @@ class Training:
         )
 
 
+def trained_on(recipe: Recipe, dataset: Dataset) -> Split:
+    """The part of the data that the recipe trains on."""
+    return dataset.train if recipe.train_on == "train" else dataset.train.join(dataset.validation)
+
+
 def train(training: Training, after_step: Callable[[], None] = lambda: None) -> Iterator[Epoch]:
     """Trains to the end of the recipe, from wherever the training stands, and yields after each epoch."""
     while training.epoch < training.recipe.epochs:
@@ -143,10 +158,8 @@ def train(training: Training, after_step: Callable[[], None] = lambda: None) -> 
         for _ in range(done, training.steps_per_epoch):
             training.step()
             after_step()
-        epoch = training.end_epoch()
-        if not math.isfinite(epoch.train.loss):
-            raise RunError(_diverged(training, epoch))
-        yield epoch
+        training.expect_finite()
+        yield training.end_epoch()
 
 
 def augmented(images: Tensor, index: Tensor) -> Tensor:
@@ -190,14 +203,3 @@ def _decay_groups(model: nn.Module, recipe: Recipe, chosen: tuple[regularisers.C
 
 def _number(choice: regularisers.Chosen) -> float:
     return math.nan if choice.value is None else choice.value
-
-
-def _diverged(training: Training, epoch: Epoch) -> str:
-    sizes = {name: size for constraint in training.constraints for name, size in constraint.gains.items()}
-    known = {name: size for name, size in sizes.items() if math.isfinite(size)}
-    worst = max(known, key=lambda name: known[name], default=None)
-    where = f", the largest gain being {known[worst]:.3g} in layer {worst!r}" if worst else ""
-    return (
-        f"the training loss of epoch {epoch.number} is not a number{where}: "
-        f"try a lower --learning-rate (it was {epoch.learning_rate:g}) or a tighter --gamma."
-    )
