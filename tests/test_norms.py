@@ -262,6 +262,19 @@ def test_what_cannot_be_answered_is_refused():
     assert list(operator_norms(idle, torch.zeros(1, 2), exclude="*.idle").norms) == ["0"]
 
 
+def test_weights_that_are_not_finite_have_no_norm():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    with torch.no_grad():
+        model[1].weight[0, 0] = math.nan
+    for p in PS:
+        report = operator_norms(model, torch.zeros(1, 3), p=p)
+        assert math.isfinite(report.norms["0"])
+        assert math.isnan(report.norms["1"])
+        assert report.bound is None
+        assert "the weight of layer '1' is not finite" in report.covers
+        assert json.loads(report.to_json())["layers"]["1"]["norm"] is None
+
+
 def test_half_precision_models_are_measured_in_full():
     torch.manual_seed(0)
     layer = nn.Linear(9, 7).bfloat16()

@@ -66,13 +66,20 @@ class LinearMap(ABC):
         """The operator norm where there is a closed form for it; None where it takes an iteration."""
         return None if p == 2 else self._largest_absolute_sum(rows=math.isinf(p))
 
-    def gram(self, v: Tensor) -> Tensor:
-        """``WᵀWv`` of one instance, by one forward and one backward."""
+    def there_and_back(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``(s, z, Wᵀz)`` of a batch of instances, by one forward and one backward; ``Wv = sz`` and z has length 1."""
         with torch.enable_grad(), torch.autocast(v.device.type, enabled=False):
-            x = v.detach().unsqueeze(0).requires_grad_()
+            x = v.detach().requires_grad_()
             z = self.apply(x)
-            (back,) = torch.autograd.grad(z, x, z.detach())
-        return back.squeeze(0)
+            length = torch.linalg.vector_norm(z.detach())
+            direction = z.detach() / torch.where(length > 0, length, torch.ones_like(length))
+            (back,) = torch.autograd.grad(z, x, direction)
+        return length, direction, back
+
+    def gram(self, v: Tensor) -> Tensor:
+        """``WᵀWv`` of one instance."""
+        length, _, back = self.there_and_back(v.unsqueeze(0))
+        return (length * back).squeeze(0)
 
 
 class Registered(LinearMap):

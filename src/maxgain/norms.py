@@ -87,12 +87,16 @@ class NormReport:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The report as JSON text, which is also written to ``path`` if one is given."""
+
+        def number(value: float) -> float | None:
+            return value if math.isfinite(value) else None
+
         layers = {
-            name: {"norm": norm.value, "residual": norm.residual, "iterations": norm.iterations}
+            name: {"norm": number(norm.value), "residual": number(norm.residual), "iterations": norm.iterations}
             for name, norm in self.layers.items()
         }
         p = "inf" if math.isinf(self.p) else self.p
-        whole = {"p": p, "layers": layers, "product": self.product, "bound": self.bound, "covers": self.covers}
+        whole = {"p": p, "layers": layers, "product": number(self.product), "bound": self.bound, "covers": self.covers}
         text = json.dumps(whole, indent=2)
         if path is not None:
             Path(path).write_text(text + "\n", encoding="utf-8")
@@ -186,6 +190,8 @@ def largest_singular_value(gram: Callable[[Tensor], Tensor], v: Tensor, toleranc
     while True:
         basis, images = _krylov(gram, v, min(KRYLOV_DIMENSION, max_iterations - iterations))
         iterations += len(images)
+        if not images.isfinite().all():
+            return Norm(math.nan, math.nan, iterations)
         small = basis @ images.T
         best = torch.linalg.eigh((small + small.T) / 2).eigenvectors[:, -1]
         v, image = (best @ basis).view_as(v), (best @ images).view_as(v)
@@ -212,9 +218,11 @@ def _krylov(gram: Callable[[Tensor], Tensor], v: Tensor, dimension: int) -> tupl
 def _network_bound(
     model: nn.Module, layers: list[FoundLayer], found: dict[str, Norm], p: float, tolerance: float
 ) -> tuple[float | None, str]:
-    loose = [name for name, norm in found.items() if norm.residual > tolerance]
-    if loose:
-        return None, f"no bound of the network: the norm of layer {loose[0]!r} has not converged."
+    for name, norm in found.items():
+        if not math.isfinite(norm.value):
+            return None, f"no bound of the network: the weight of layer {name!r} is not finite."
+        if norm.residual > tolerance:
+            return None, f"no bound of the network: the norm of layer {name!r} has not converged."
     try:
         constant = chain_constant(model, {layer.module: found[layer.name].value for layer in layers}, p)
     except NotAChainError as error:
