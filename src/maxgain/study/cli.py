@@ -7,11 +7,16 @@ Exit codes: 0 done; 1 a bug, with a traceback; 2 something is wrong with what wa
 from __future__ import annotations
 
 import importlib
+import inspect
+import io
+import re
 import sys
-import textwrap
-from collections.abc import Sequence
-from typing import Any
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from typing import Any, TextIO
 
+import torch
 import tyro
 
 import maxgain
@@ -33,8 +38,11 @@ COMMANDS: dict[str, tuple[str, bool]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no × gets a question mark, not a traceback
     try:
-        return _run(arguments)
+        with _plain_warnings():
+            return _run(arguments)
     except Interrupted as stopped:
         sys.stderr.write(f"maxgain: stopped and saved in {stopped}; the same command with --resume goes on.\n")
         return 130
@@ -47,6 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as in `maxgain ... | head`
         sys.stderr.close()
         return 0
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        sys.stderr.write(f"maxgain: {error.strerror or error}{where}\n")
+        return 2
+    except (MemoryError, torch.OutOfMemoryError):
+        sys.stderr.write("maxgain: there is not enough memory: try a smaller --batch-size, or another --device.\n")
+        return 2
 
 
 def _run(arguments: list[str]) -> int:
@@ -68,10 +83,10 @@ def _run(arguments: list[str]) -> int:
 
 def _parsed(name: str, options_type: Any, rest: list[str]) -> Any:
     """The command's options from its flags; a recipe's own values are the defaults of its flags."""
-    description = textwrap.dedent(options_type.__doc__)
+    description = inspect.cleandoc(options_type.__doc__)
     config = (tyro.conf.FlagCreatePairsOff, tyro.conf.SuppressFixed)
     if not COMMANDS[name][1]:
-        return tyro.cli(options_type, args=rest, prog=f"maxgain {name}", description=description, config=config)
+        return _understood(options_type, args=rest, prog=f"maxgain {name}", description=description, config=config)
     recipes = f"RECIPE is one of {', '.join(RECIPES)}."
     if rest and rest[0] in ("-h", "--help"):
         recipe, prog = recipe_named("digits"), f"maxgain {name} RECIPE"
@@ -81,7 +96,50 @@ def _parsed(name: str, options_type: Any, rest: list[str]) -> Any:
     else:
         recipe, prog, rest = recipe_named(rest[0]), f"maxgain {name} {rest[0]}", rest[1:]
     description, default = f"{description}\n\n{recipes}", options_type(recipe=recipe)
-    return tyro.cli(options_type, args=rest, prog=prog, default=default, description=description, config=config)
+    return _understood(options_type, args=rest, prog=prog, default=default, description=description, config=config)
+
+
+def _understood(options_type: Any, prog: str, **how: Any) -> Any:
+    """The options that tyro makes of the flags; where it cannot, a sentence instead of its box."""
+    box = io.StringIO()
+    try:
+        with redirect_stderr(box):
+            return tyro.cli(options_type, prog=prog, **how)
+    except SystemExit as stopped:
+        if not stopped.code:  # help was asked for and shown
+            raise
+        raise MaxGainError(f"{_sentence(box.getvalue())}; see '{prog} --help'.") from None
+
+
+def _sentence(box: str) -> str:
+    """What a box of tyro's says: its first part, and the flag that it thinks was meant."""
+    lines = [line.strip(" │") for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
+    complaint, *hints = re.split(r"─+", " ".join(line for line in lines if line[:1] not in "╭╰"))
+    meant = [flag for hint in hints if "Perhaps you meant" in hint for flag in re.findall(r"--[\w-]+", hint)]
+    said = complaint.strip(" .")
+    return said[:1].lower() + said[1:] + (f" (did you mean {meant[0]}?)" if meant else "")
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """A warning is a sentence too, and the same place in the code warns once."""
+    seen = set()
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if (filename, lineno) not in seen:
+            seen.add((filename, lineno))
+            sys.stderr.write(f"maxgain: warning: {message}\n")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _overview() -> str:
