@@ -6,5 +6,7 @@ from ._version import __version__ as __version__
 from .gain import MaxGain as MaxGain
 from .layers import register_layer as register_layer
 from .lipschitz import Lipschitz as Lipschitz
+from .maxnorm import MaxNorm as MaxNorm
+from .maxnorm import WeightClip as WeightClip
 from .norms import operator_norms as operator_norms
 from .report import measure_gains as measure_gains

@@ -235,17 +235,20 @@ def is_normalisation(module: nn.Module) -> bool:
     return isinstance(module, _NORMALISATIONS)
 
 
+def map_type(module: nn.Module) -> type[LinearMap]:
+    """What kind of map a layer is."""
+    forward = type(module).forward
+    path = f"{forward.__module__}.{forward.__qualname__}"
+    return Diagonal if is_normalisation(module) else MAPS.get(forward) or MAPS.get(path, Registered)
+
+
 def linear_map(layer: FoundLayer, sizes: Sizes | None, dtype: torch.dtype) -> LinearMap | None:
     """The map of a layer, or None if it depends on the input's size and that is not known."""
-    forward = type(layer.module).forward
-    path = f"{forward.__module__}.{forward.__qualname__}"
-    own: type[LinearMap] = (
-        Diagonal if is_normalisation(layer.module) else MAPS.get(forward) or MAPS.get(path, Registered)
-    )
+    own, shape = map_type(layer.module), tuple(layer.weight.shape)
     if own is Diagonal:
-        sizes = Sizes(tuple(layer.weight.shape), tuple(layer.weight.shape))
+        sizes = Sizes(shape, shape)
     elif issubclass(own, Dense):
-        outputs, inputs = layer.weight.shape if own is Dense else layer.weight.shape[::-1]
+        outputs, inputs = shape if own is Dense else shape[::-1]
         sizes = Sizes((inputs,), (outputs,))
     return None if sizes is None else own(layer, sizes, dtype)
 
