@@ -7,12 +7,25 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
+import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .files import strict
+
+WIDTH_OF_A_FILE = 160
+
+DataFolder = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        metavar="DIR",
+        help="where the data sets are",
+        help_behavior_hint="(default: $MAXGAIN_DATA, or a cache folder)",
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +40,10 @@ class Screen:
     """Where a command shows what it does; silent for people when the output is for machines."""
 
     def __init__(self, *, for_machines: bool = False) -> None:
-        self.console = Console(quiet=for_machines)
+        # Paths may hold brackets and colons, which are no markup; a file or a pipe has no width to cut tables to.
+        self.console = Console(quiet=for_machines, markup=False, emoji=False)
+        if not self.console.is_terminal:
+            self.console.width = WIDTH_OF_A_FILE
         self.for_machines = for_machines
 
     def show(self, *what: Any) -> None:
@@ -45,10 +61,10 @@ class Screen:
         error = Console(stderr=True)
         columns = (
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=None),  # what the others leave of the line
             MofNCompleteColumn(),
             TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(elapsed_when_finished=True),
+            TimeRemainingColumn(compact=True),
         )
         quiet = self.for_machines or not error.is_terminal
         with Progress(*columns, console=error, disable=quiet, transient=True) as progress:

@@ -12,15 +12,14 @@ from rich.table import Table
 from maxgain.errors import DataError
 
 from .. import datasets, sins10
-from ..screen import Common, Screen
+from ..screen import Common, DataFolder, Screen
 
 
 @dataclass(frozen=True, kw_only=True)
 class Action(Common):
     """What all of these take."""
 
-    data: Path | None = None
-    """where the data sets are (default: $MAXGAIN_DATA, or a cache folder)"""
+    data: DataFolder = None
 
 
 @dataclass(frozen=True, kw_only=True)

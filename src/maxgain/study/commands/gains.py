@@ -15,7 +15,8 @@ from ..evaluate import gains
 from ..files import write_json
 from ..regularisers import chosen_for, numbers
 from ..runs import chosen_device, load_model, read_config
-from ..screen import Common, Screen
+from ..screen import Common, DataFolder, Screen
+from ..train import trained_on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +25,7 @@ class Options(Common):
 
     run: tyro.conf.Positional[Path]
     """the run's folder"""
-    data: Path | None = None
-    """where the data sets are (default: $MAXGAIN_DATA, or a cache folder)"""
+    data: DataFolder = None
     device: str = "auto"
     """cpu, cuda, or auto: a GPU where there is one"""
 
@@ -38,7 +38,7 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     model = load_model(options.run, dataset, device)
     reports = {
         part: gains(model, split.to(device), recipe.p)
-        for part, split in (("train", dataset.train), ("test", dataset.test))
+        for part, split in (("train", trained_on(recipe, dataset)), ("test", dataset.test))
     }
     gamma = numbers(chosen_for(recipe)).get("maxgain")
     bound = gamma if gamma is not None and math.isfinite(gamma) else None

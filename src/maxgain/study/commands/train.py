@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 from rich.progress import Progress
 from rich.table import Table
 
-from maxgain.errors import MissingExtraError
+from maxgain.errors import MissingExtraError, RecipeError
 
 from ..recipes import Recipe
+from ..regularisers import chosen_for, numbers
 from ..runs import Result, Run, Watcher, perform
-from ..screen import Common, Screen
+from ..screen import Common, DataFolder, Screen
 from ..train import Training
 
 
@@ -25,16 +27,20 @@ class Options(Common):
     """Train a network by a recipe, and leave config, metrics, weights and result in a folder."""
 
     recipe: tyro.conf.OmitArgPrefixes[Recipe]
-    data: Path | None = None
-    """where the data sets are (default: $MAXGAIN_DATA, or a cache folder)"""
-    out: Path | None = None
-    """the run's folder (default: runs/ and what identifies the run)"""
+    data: DataFolder = None
+    out: Annotated[
+        Path | None,
+        tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/RECIPE-REGULARISER-seedSEED)"),
+    ] = None
+    """the run's folder"""
     resume: bool = False
     """go on from the folder's checkpoint, to the same bits as if nothing had happened"""
     device: str = "auto"
     """cpu, cuda, or auto: a GPU where there is one"""
-    checkpoint_seconds: float | None = None
-    """save this often, also within an epoch, instead of after every epoch"""
+    checkpoint_seconds: Annotated[
+        float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="(default: after every epoch)")
+    ] = None
+    """save this often, within an epoch too"""
     tensorboard: bool = False
     """also write the metrics for TensorBoard, into the run's folder"""
 
@@ -42,10 +48,11 @@ class Options(Common):
 def run(options: Options, screen: Screen) -> Result:
     """Trains, with a progress bar, and shows the scores."""
     recipe = options.recipe
+    expect_used(recipe)
     out = options.out or default_folder(recipe)
-    screen.show(f"{recipe.name}: {recipe.network}, {recipe.regulariser}, {recipe.epochs} epochs → {out}")
+    screen.show(f"{recipe.name}: {recipe.network}, {spelt(recipe)}, {recipe.epochs} epochs → {out}")
     with screen.progress() as progress, _board(out, options.tensorboard) as board:
-        watcher = progress_watcher(progress, recipe, board)
+        watcher = together(_resumption(options, screen), progress_watcher(progress, recipe), board)
         result = perform(
             recipe, Run(out, options.data, options.device, options.resume, options.checkpoint_seconds, watcher)
         )
@@ -58,32 +65,65 @@ def run(options: Options, screen: Screen) -> Result:
 def default_folder(recipe: Recipe) -> Path:
     """A folder whose name says which run it is."""
     fold = "" if recipe.fold is None else f"-fold{recipe.fold}"
-    return Path("runs") / f"{recipe.name}-{recipe.regulariser}{fold}-seed{recipe.seed}"
+    return Path("runs") / f"{recipe.name}-{spelt(recipe)}{fold}-seed{recipe.seed}"
 
 
-def progress_watcher(progress: Progress, recipe: Recipe, board: Any = None) -> Watcher:
-    """Moves a bar by steps, and tells of each finished epoch."""
-    task = progress.add_task("training", total=None, status="")
+def spelt(recipe: Recipe) -> str:
+    """The recipe's regulariser with every number that it has."""
+    return "+".join(map(str, chosen_for(recipe)))
+
+
+def expect_used(recipe: Recipe) -> None:
+    """Refuses a gamma that would bound nothing, lest somebody believe that it did."""
+    if recipe.gamma != Recipe.gamma and numbers(chosen_for(recipe)).get("maxgain") != recipe.gamma:
+        raise RecipeError(
+            f"--gamma {recipe.gamma:g} has no effect with --regulariser {recipe.regulariser}: "
+            "name maxgain there, without a number, or leave --gamma out."
+        )
+
+
+def together(*watchers: Watcher) -> Watcher:
+    """One watcher that tells all of these."""
+
+    def teller(moment: str) -> Callable[[Any], None]:
+        def tell(what: Any) -> None:
+            for watcher in watchers:
+                getattr(watcher, moment)(what)
+
+        return tell
+
+    return Watcher(*(teller(moment.name) for moment in fields(Watcher)))
+
+
+def progress_watcher(progress: Progress, recipe: Recipe) -> Watcher:
+    """Moves a bar by epochs and parts of them, and tells what the last epoch came to."""
+    task = progress.add_task("epoch", total=recipe.epochs, status="")
+    done = 0
+
+    def moved(training: Training) -> None:
+        progress.update(task, completed=done / training.steps_per_epoch)
 
     def started(training: Training) -> None:
-        steps = training.steps_per_epoch
-        done = training.epoch * steps + int(training.position) // training.batch_size
-        progress.update(task, total=recipe.epochs * steps, completed=done)
+        nonlocal done
+        done = training.epoch * training.steps_per_epoch + int(training.position) // training.batch_size
+        moved(training)
+
+    def stepped(training: Training) -> None:
+        nonlocal done
+        done += 1
+        moved(training)
 
     def epoch_done(line: dict[str, Any]) -> None:
         held_out = line["validation_accuracy"]
         parts = [
-            f"epoch {line['epoch']}",
-            f"loss {line['train_loss']:.4f}",
+            f"loss {line['train_loss']:.3g}",
             f"accuracy {line['train_accuracy']:.1%}",
             *([] if held_out is None else [f"held out {held_out:.1%}"]),
-            f"largest gain {max(line['max_gain'].values()):.3g}",
+            f"gain {_largest(line['max_gain'])}",
         ]
         progress.update(task, status=", ".join(parts))
-        if board is not None:
-            _write(board, line)
 
-    return Watcher(started, lambda training: progress.advance(task), epoch_done)
+    return Watcher(started, stepped, epoch_done)
 
 
 def scores_table(result: Result) -> Table:
@@ -92,35 +132,67 @@ def scores_table(result: Result) -> Table:
     for column in ("", "accuracy", "loss (nats)", "largest gain"):
         table.add_column(column, justify="right" if column else "left")
     for part in ("train", "validation", "test"):
-        if result[f"{part}_loss"] is None:
+        if result[f"{part}_accuracy"] is None:
             continue
-        gains = result["max_gain"].get(part)
         table.add_row(
             part,
             f"{result[f'{part}_accuracy']:.2%}",
-            f"{result[f'{part}_loss']:.4f}",
-            f"{max(gains.values()):.3f}" if gains else "",
+            _number(result[f"{part}_loss"], ".4f"),
+            _largest(result["max_gain"].get(part, {})),
         )
     return table
 
 
+def _largest(gains: Mapping[str, float | None]) -> str:
+    known = [gain for gain in gains.values() if gain is not None]
+    return f"{max(known):.3f}" if known else ""
+
+
+def _number(value: float | str | None, form: str) -> str:
+    """A number as strict JSON holds it, for people."""
+    return format(math.nan if value is None else float(value), form)
+
+
+def _resumption(options: Options, screen: Screen) -> Watcher:
+    def started(training: Training) -> None:
+        if options.resume and (training.epoch or int(training.position)):
+            screen.show(f"going on after {training.epoch} of {training.recipe.epochs} epochs")
+        elif options.resume:
+            screen.show("there is no checkpoint yet: starting from the beginning")
+
+    return Watcher(started=started)
+
+
 @contextmanager
-def _board(out: Path, wanted: bool) -> Iterator[Any]:
+def _board(out: Path, wanted: bool) -> Iterator[Watcher]:
+    """Writes for TensorBoard, from when the run starts and not before: the folder may turn out to hold another run."""
     if not wanted:
-        yield None
+        yield Watcher()
         return
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise MissingExtraError("--tensorboard needs TensorBoard: pip install 'maxgain[tensorboard]'.") from error
-    with SummaryWriter(str(out / "tensorboard")) as writer:
-        yield writer
+    with ExitStack() as stack:
+        writers: list[Any] = []
+
+        def started(training: Training) -> None:
+            # What a killed run wrote after its last checkpoint is written once more.
+            writer = SummaryWriter(str(out / "tensorboard"), purge_step=training.epoch + 1)
+            writers.append(stack.enter_context(writer))
+
+        def epoch_done(line: dict[str, Any]) -> None:
+            for name, value in _scalars(line):
+                writers[0].add_scalar(name, value, line["epoch"])
+
+        yield Watcher(started=started, epoch_done=epoch_done)
 
 
-def _write(board: Any, line: dict[str, Any]) -> None:
+def _scalars(line: dict[str, Any]) -> Iterator[tuple[str, float]]:
     for part in ("train", "validation"):
         for what in ("loss", "accuracy"):
             if line[f"{part}_{what}"] is not None:
-                board.add_scalar(f"{what}/{part}", line[f"{part}_{what}"], line["epoch"])
+                yield f"{what}/{part}", float(line[f"{part}_{what}"])
     for layer, gain in line["max_gain"].items():
-        board.add_scalar(f"max_gain/{layer}", gain, line["epoch"])
+        if gain is not None:
+            yield f"max_gain/{layer}", gain
