@@ -10,3 +10,4 @@ from .maxnorm import MaxNorm as MaxNorm
 from .maxnorm import WeightClip as WeightClip
 from .norms import operator_norms as operator_norms
 from .report import measure_gains as measure_gains
+from .slope import sampled_slope as sampled_slope
