@@ -48,6 +48,18 @@ def watch(layer: FoundLayer, observe: Callable[[Tensor, Tensor], None]) -> Remov
     return layer.module.register_forward_hook(Hook(observe), with_kwargs=True, prepend=True)
 
 
+class Kept:
+    """An input of a layer, the shape of its output, and what was kept before it.
+
+    A chain and not a list, because torch.compile would compile anew for each length of a list.
+    """
+
+    def __init__(self, x: Tensor, shape: torch.Size, before: Kept | None) -> None:
+        self.x = x
+        self.shape = shape
+        self.before = before
+
+
 class RunningMaximum:
     """The largest gain of one layer over its training-mode forwards, kept where the layer's activations are.
 
@@ -62,17 +74,17 @@ class RunningMaximum:
         self.maximum = layer.scalar(UNMEASURED)
         self.dropped = torch.zeros((), dtype=torch.int64, device=self.maximum.device)
         self.paused = False
-        self.inputs: list[tuple[Tensor, torch.Size]] | None = [] if keep_inputs else None
-        """Each with the shape of its output."""
+        self.keep_inputs = keep_inputs
+        self.kept: Kept | None = None
 
     def __call__(self, x: Tensor, output: Tensor) -> None:
         """Takes what went through the layer into account."""
         if self.paused or not self.layer.module.training or torch.compiler.is_exporting():
             return
         with torch.no_grad():
-            if self.inputs is not None:
+            if self.keep_inputs:
                 # A copy, because whoever owns the input may overwrite it before the step.
-                self.inputs.append((x.clone(), output.shape))
+                self.kept = Kept(x.clone(), output.shape, before=self.kept)
             elif x.numel():
                 self.record(layer_gains(self.layer, x, output, self.p, self.instance))
 
@@ -86,13 +98,14 @@ class RunningMaximum:
     @torch.no_grad()
     def replay(self) -> None:
         """Records the kept inputs' gains under the weights as they are now."""
-        for x, shape in self.inputs or ():
-            if not x.numel():
-                continue
-            with torch.autocast(x.device.type, enabled=False):
-                x = x.to(self.layer.weight.dtype)  # what autocast would have done, but never to less than the weight's
-                output = self._forward(x, shape) if self.layer.kind.needs_output else None
-                self.record(layer_gains(self.layer, x, output, self.p, self.instance))
+        kept = self.kept
+        while kept is not None:
+            if kept.x.numel():
+                with torch.autocast(kept.x.device.type, enabled=False):
+                    x = kept.x.to(self.layer.weight.dtype)
+                    output = self._forward(x, kept.shape) if self.layer.kind.needs_output else None
+                    self.record(layer_gains(self.layer, x, output, self.p, self.instance))
+            kept = kept.before
 
     def _forward(self, x: Tensor, shape: torch.Size) -> Tensor:
         module = self.layer.module
@@ -112,5 +125,4 @@ def forget(observers: Sequence[RunningMaximum]) -> None:
     torch._foreach_zero_(maxima)
     torch._foreach_add_(maxima, UNMEASURED)
     for observer in observers:
-        if observer.inputs is not None:
-            observer.inputs.clear()
+        observer.kept = None
