@@ -1,0 +1,49 @@
+"""The method needs torch and numpy alone, and knows nothing of the study that is built on it."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import maxgain
+
+PACKAGE = Path(maxgain.__file__).parent
+METHOD = sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] != "study")
+OTHERS = {"matplotlib", "rich", "scipy", "tyro", "sklearn", "transformers", "lightning", "optuna", "PIL", "pooch"}
+
+
+def imported(path: Path) -> set[str]:
+    """The full names of all modules that a file imports, wherever in it."""
+    package = ["maxgain", *path.relative_to(PACKAGE).parent.parts]
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            names |= {module} | {f"{module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("path", METHOD, ids=[str(path.relative_to(PACKAGE)) for path in METHOD])
+def test_the_method_never_imports_the_study(path: Path) -> None:
+    assert not {name for name in imported(path) if name.startswith("maxgain.study")}
+
+
+def test_the_walk_over_imports_sees_relative_ones() -> None:
+    assert "maxgain.functional" in imported(PACKAGE / "gain.py")
+    assert "torch.nn" in imported(PACKAGE / "gain.py")
+
+
+def test_the_method_imports_nothing_but_torch_and_numpy() -> None:
+    code = (
+        "import torch, sys; before = set(sys.modules); from maxgain import MaxGain; print(*(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    new = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "maxgain" in new
+    assert not new & OTHERS
+    assert "maxgain.study" not in done.stdout.split()

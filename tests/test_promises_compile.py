@@ -1,0 +1,189 @@
+"""Promise 12 of the design on torch.compile, activation checkpointing and memory formats, and 11 on hooks that come late."""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+from maxgain import MaxGain
+from maxgain.errors import NotMeasuredError
+
+pytestmark = [  # what torch says to itself while it compiles
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+# Inductor's code would be the same each time and takes long to build; what differs between tests is what is traced.
+TRACE_ONLY = "aot_eager"
+
+
+@pytest.fixture(autouse=True)
+def _forget_compiled_code() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Linear(8 * 36, 5),
+    )
+
+
+def train(
+    model: nn.Module,
+    call: Callable[[Tensor], Tensor],
+    *,
+    microbatches: int = 1,
+    sizes: tuple[int, ...] = (4, 4, 4),
+    **options: Any,
+) -> list[dict[str, float]]:
+    """A few steps of accumulated microbatches; the gains and scales of each step."""
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    constraint = MaxGain(model, gamma=0.4, **options).attach(optimiser)
+    data = torch.Generator().manual_seed(5)
+    history = []
+    for size in sizes:
+        optimiser.zero_grad()
+        for _ in range(microbatches):
+            call(torch.randn(size, 3, 6, 6, generator=data)).square().mean().backward()
+        optimiser.step()
+        history += [constraint.gains, constraint.scales]
+    return history
+
+
+def assert_same_training(one: list[dict[str, float]], other: list[dict[str, float]]) -> None:
+    assert any(scale < 1 for scales in one[1::2] for scale in scales.values())
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["eager", TRACE_ONLY, "inductor"])
+def test_promise_12_a_compiled_model_trains_as_the_plain_one_does(backend: str) -> None:
+    model, plain = net(), net()
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    assert_same_training(train(model, compiled), train(plain, plain))
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_promise_12_the_constraint_may_be_made_of_the_compiled_model_itself() -> None:
+    model = net()
+    compiled = torch.compile(model, fullgraph=True, backend=TRACE_ONLY)
+    plain = net()
+    assert_same_training(train(compiled, compiled), train(plain, plain))  # same names, too
+    single = torch.compile(nn.Linear(2, 2), backend=TRACE_ONLY)
+    assert list(MaxGain(single).bounds) == [""]
+
+
+def test_promise_12_a_model_may_be_compiled_in_place_or_in_parts() -> None:
+    whole, parts, plain = net(), net(), net()
+    whole.compile(fullgraph=True, backend=TRACE_ONLY)
+    parts[0] = torch.compile(parts[0], fullgraph=True, backend=TRACE_ONLY)
+    expected = train(plain, plain)
+    assert_same_training(train(whole, whole), expected)
+    assert_same_training(train(parts, parts), expected)
+
+
+def test_promise_12_sizes_modes_and_pauses_do_not_compile_for_ever() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+    constraint = MaxGain(model)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    for size in range(3, 15):
+        compiled(torch.randn(size, 6))
+        constraint.step()
+    assert counters["stats"]["unique_graphs"] <= 2, "one for the first size, one for any"
+    for size in range(3, 9):
+        model.eval()
+        compiled(torch.randn(size, 6))
+        model.train()
+        with constraint.paused():
+            compiled(torch.randn(size, 6))
+        compiled(torch.randn(size, 6))
+    assert counters["stats"]["unique_graphs"] <= 4, "one more for evaluation, one for pauses"
+
+
+def test_promise_12_fresh_gains_can_be_compiled_and_accumulated() -> None:
+    model, plain = net(), net()
+    compiled = torch.compile(model, fullgraph=True, backend=TRACE_ONLY)
+    options: dict[str, Any] = {"measure": "fresh", "microbatches": 10, "sizes": (4, 4)}
+    assert_same_training(train(model, compiled, **options), train(plain, plain, **options))
+    assert counters["stats"]["unique_graphs"] <= 2, "not one for each microbatch"
+
+
+def test_promise_12_a_copy_of_a_constrained_model_compiles() -> None:
+    model = net()
+    constraint = MaxGain(model)
+    twin = copy.deepcopy(model)
+    torch.compile(twin, fullgraph=True, backend="eager")(torch.randn(2, 3, 6, 6))
+    assert all(gain != gain for gain in constraint.gains.values()), "a copy's forwards are not the model's"
+
+
+def test_promise_12_a_detached_model_that_was_compiled_can_be_attached_again() -> None:
+    model = net()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    constraint = MaxGain(model, gamma=0.4)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        constraint.attach(optimiser)
+        compiled(torch.randn(4, 3, 6, 6)).sum().backward()
+        optimiser.step()
+        assert any(scale < 1 for scale in constraint.scales.values())
+        constraint.detach()
+
+
+def test_promise_11_a_constraint_that_was_made_after_the_first_compiled_call_says_so() -> None:
+    model = net()
+    compiled = torch.compile(model, backend="eager")
+    compiled(torch.randn(4, 3, 6, 6))
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    MaxGain(model).attach(optimiser)
+    compiled(torch.randn(4, 3, 6, 6)).sum().backward()
+    with pytest.raises(NotMeasuredError, match="before a compiled model's first call"):
+        optimiser.step()
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.middle = nn.Conv2d(3, 6, 3), nn.Sequential(nn.Conv2d(6, 6, 3), nn.ReLU(inplace=True))
+        self.last = nn.Linear(24, 2)
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = self.middle(x) if self.reentrant is None else checkpoint(self.middle, x, use_reentrant=self.reentrant)
+        out: Tensor = self.last(x.flatten(1))
+        return out
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(
+    ("compiled", "measure"),
+    # Compiled and fresh is the one that torch refuses, in words: a checkpointed region may not keep its inputs.
+    [(False, "stale"), (False, "fresh"), (True, "stale")],
+)
+def test_promise_12_activation_checkpointing_changes_no_gain(reentrant: bool, compiled: bool, measure: Any) -> None:
+    model, plain = Checkpointed(reentrant), Checkpointed(None)
+    call = torch.compile(model, fullgraph=True, backend=TRACE_ONLY) if compiled else model
+    assert_same_training(train(model, call, measure=measure), train(plain, plain, measure=measure))
+
+
+@pytest.mark.parametrize("measure", ["stale", "fresh"])
+def test_promise_12_channels_last_changes_no_gain(measure: Any) -> None:
+    model, plain = net().to(memory_format=torch.channels_last), net()
+    history = train(model, lambda x: model(x.to(memory_format=torch.channels_last)), measure=measure)
+    assert_same_training(history, train(plain, plain, measure=measure))
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
