@@ -1,0 +1,76 @@
+"""maxgain inspect: gains beside operator norms, for a run and for somebody's own model."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from maxgain.study.cli import main
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    words = "train digits --network mlp --epochs 2 --fold 0 --regulariser maxgain --gamma 1.5 --json --out"
+    assert main([*words.split(), str(folder)]) == 0
+    return folder
+
+
+def test_a_run_shows_gains_norms_ratio_bound_and_the_whole_network(finished, capsys):
+    capsys.readouterr()
+    assert main(["inspect", str(finished)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in ("train max", "test median", "‖W‖∞", "gain / norm", "bound", "a measured gain is a lower bound"):
+        assert words.lower() in shown.lower()
+    content = json.loads((finished / "inspect.json").read_text())
+    assert set(content["bounds"].values()) == {1.5}
+    for name, norm in content["norms"]["2"].items():
+        assert content["gains"]["train"][name][-1] <= norm * (1 + 1e-5)
+        assert content["gains"]["test"][name][-1] <= norm * (1 + 1e-5)
+    slope, network = content["slope"]["value"], content["network"]["2"]
+    assert 0 < slope <= network["bound"] * (1 + 1e-5)
+    assert {path.name for path in finished.glob("inspect.*")} == {"inspect.json", "inspect.png", "inspect.svg"}
+
+
+def test_a_model_of_ones_own_needs_no_data(tmp_path, monkeypatch, capsys):
+    (tmp_path / "their_model.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "def make():\n"
+        "    torch.manual_seed(0)\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 2))\n"
+        "number = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["inspect", "--model", "their_model:make", "--input", "3x2x2", "--json"]) == 0
+
+    content = json.loads(capsys.readouterr().out)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 2))
+    for name in ("1", "3"):
+        weight = model[int(name)].weight.detach().numpy()
+        for p, order in (("1", 1), ("2", 2), ("inf", np.inf)):
+            assert content["norms"][p][name] == pytest.approx(np.linalg.norm(weight, order), rel=1e-4)
+    assert content["gains"] == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "needs a run's folder, or --model"),
+        (["nowhere"], "nowhere has no config.json"),
+        (["--model", "nowhere:make", "--input", "3x2x2"], "No module named 'nowhere'"),
+        (["--model", "json:make", "--input", "3x2x2"], "has no attribute 'make'"),
+        (["--model", "json:dumps", "--input", "3x2x2"], "cannot be made"),
+        (["--model", "time:time", "--input", "3x2x2"], "gives a float"),
+        (["--model", "json:dumps", "--input", "large"], "is not a shape like 3x32x32"),
+    ],
+)
+def test_bad_arguments_get_one_sentence(arguments, sentence, capsys):
+    assert main(["inspect", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
