@@ -54,7 +54,7 @@ def load(path: Path, training: Training) -> list[dict[str, Any]]:
         _restore(training, tensors)
     except (KeyError, ValueError, RuntimeError) as error:
         raise CheckpointError(
-            f"{path} fits neither network nor data: it was written with another --data or version of maxgain."
+            f"{path} does not fit: it was written with another --data, or by another version of maxgain."
         ) from error
     training.epoch = about["epoch"]
     history: list[dict[str, Any]] = about["history"]
