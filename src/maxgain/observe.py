@@ -79,7 +79,8 @@ class RunningMaximum:
 
     def __call__(self, x: Tensor, output: Tensor) -> None:
         """Takes what went through the layer into account."""
-        if self.paused or not self.layer.module.training or torch.compiler.is_exporting():
+        # The flag and not is_exporting(), which torch.compile takes to be true before torch 2.13.
+        if self.paused or not self.layer.module.training or torch.compiler._is_exporting_flag:
             return
         with torch.no_grad():
             if self.keep_inputs:
