@@ -65,7 +65,7 @@ def test_a_folded_map_is_steep_within_a_fold_and_flat_across_it(p):
     assert across.random_pairs == 0
     assert across.neighbours == 0
     assert across.local == pytest.approx(3)
-    assert sampled_slope(Folded(), [ends, ends + 0.1], p).neighbours == pytest.approx(3, rel=1e-5)
+    assert sampled_slope(Folded(), [ends, ends + 0.1], p).neighbours == pytest.approx(3, rel=1e-3)
 
 
 class Step(nn.Module):
@@ -80,7 +80,7 @@ def test_neighbours_find_what_neither_random_pairs_nor_derivatives_at_the_data_d
     x = torch.cat([-far, far, torch.tensor([[-0.01], [0.11]])])
     slope = sampled_slope(Step(), [x], pairs=50)
     assert slope.local == 0
-    assert slope.neighbours == pytest.approx(1 / 0.12, rel=1e-4)
+    assert slope.neighbours == pytest.approx(1 / 0.12, rel=1e-3)
     assert slope.random_pairs < 1
     assert slope.value == slope.neighbours
 
@@ -122,6 +122,8 @@ def test_inputs_that_are_all_but_the_same_do_not_pass_off_rounding_as_slope():
     x = torch.tensor([[1.0, 1.0], [1.0, 1.0 + 1e-6], [3.0, 5.0]])
     assert sampled_slope(layer, [x]).value == pytest.approx(1, rel=1e-2)
     assert sampled_slope(layer, [x.repeat(3, 1)]).value == pytest.approx(1, rel=1e-2)
+    layer.weight.data *= 1e-7
+    assert sampled_slope(layer, [x]).value == pytest.approx(1e-7, rel=1e-2)
 
 
 def test_the_model_is_left_as_it_was():

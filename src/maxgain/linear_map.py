@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,14 +21,9 @@ from .layers import FoundLayer
 from .taps import AbsoluteSums, sources
 
 Shape = tuple[int, ...]
+Sizes = tuple[Shape, Shape]
+"""The shapes of one instance of a layer's input and output."""
 BASIS_VECTORS_AT_ONCE = 256
-
-
-class Sizes(NamedTuple):
-    """The shapes of one instance of a layer's input and output."""
-
-    input: Shape
-    output: Shape
 
 
 def check_operator_p(p: float) -> float:
@@ -46,6 +41,7 @@ class LinearMap(ABC):
     def __init__(self, layer: FoundLayer, sizes: Sizes, dtype: torch.dtype) -> None:
         self.layer = layer
         self.sizes = sizes
+        self.input_shape, self.output_shape = sizes
         self.dtype = dtype
 
     @property
@@ -88,7 +84,7 @@ class Registered(LinearMap):
     @torch.no_grad()
     def __init__(self, layer: FoundLayer, sizes: Sizes, dtype: torch.dtype) -> None:
         super().__init__(layer, sizes, dtype)
-        first, second = (random_vector(sizes.input, seed).to(layer.weight).unsqueeze(0) for seed in (0, 1))
+        first, second = (random_vector(self.input_shape, seed).to(layer.weight).unsqueeze(0) for seed in (0, 1))
         apart, together = self.apply(first) + self.apply(second), self.apply(first + second)
         if not torch.allclose(apart, together, rtol=1e-2, atol=1e-2 * float(apart.abs().amax())):
             raise UnsupportedLayerError(
@@ -104,13 +100,13 @@ class Registered(LinearMap):
 
     def _largest_absolute_sum(self, *, rows: bool) -> Tensor:
         """Found by sending every basis vector through the layer, whose matrix may be anything."""
-        size, device = math.prod(self.sizes.input), self.layer.weight.device
+        size, device = math.prod(self.input_shape), self.layer.weight.device
         sums = []
         for start in range(0, size, BASIS_VECTORS_AT_ONCE):
             count = min(BASIS_VECTORS_AT_ONCE, size - start)
             vectors = torch.zeros(count, size, dtype=self.dtype, device=device)
             vectors.diagonal(start).fill_(1)
-            columns = self.apply(vectors.view(count, *self.sizes.input)).flatten(1).abs()
+            columns = self.apply(vectors.view(count, *self.input_shape)).flatten(1).abs()
             sums.append(columns.sum(0) if rows else columns.sum(1).amax())
         return torch.stack(sums).sum(0).amax() if rows else torch.stack(sums).amax()
 
@@ -186,7 +182,7 @@ class Convolution(LinearMap):
         m = self.module
         ends = m._reversed_padding_repeated_twice[::-1]
         paddings = list(zip(ends[1::2], ends[::2], strict=True))
-        sizes = zip(self.sizes.input[1:], m.kernel_size, m.stride, m.dilation, paddings, strict=True)
+        sizes = zip(self.input_shape[1:], m.kernel_size, m.stride, m.dilation, paddings, strict=True)
         return [sources(*size, m.padding_mode) for size in sizes]
 
 
@@ -203,7 +199,9 @@ class TransposedConvolution(Convolution):
     def _extra(self) -> list[int]:
         """What the call added to the output's size; ``forward(x, output_size)`` can choose it anew each time."""
         m = self.module
-        sizes = zip(*(shape[1:] for shape in self.sizes), m.kernel_size, m.stride, m.padding, m.dilation, strict=True)
+        sizes = zip(
+            self.input_shape[1:], self.output_shape[1:], m.kernel_size, m.stride, m.padding, m.dilation, strict=True
+        )
         return [out - ((n - 1) * stride - 2 * pad + gap * (k - 1) + 1) for n, out, k, stride, pad, gap in sizes]
 
     def _largest_absolute_sum(self, *, rows: bool) -> Tensor:
@@ -212,8 +210,8 @@ class TransposedConvolution(Convolution):
     def _reads(self) -> list[Tensor]:
         m = self.module
         paddings = [(pad, pad) for pad in m.padding]
-        sizes = zip(self.sizes.output[1:], m.kernel_size, m.stride, m.dilation, paddings, strict=True)
-        return [sources(*size, "zeros")[:n] for size, n in zip(sizes, self.sizes.input[1:], strict=True)]
+        sizes = zip(self.output_shape[1:], m.kernel_size, m.stride, m.dilation, paddings, strict=True)
+        return [sources(*size, "zeros")[:n] for size, n in zip(sizes, self.input_shape[1:], strict=True)]
 
 
 # By the forward that computes Wx + b, so that a subclass with a forward of its own is not taken for what it is not.
@@ -246,17 +244,17 @@ def linear_map(layer: FoundLayer, sizes: Sizes | None, dtype: torch.dtype) -> Li
     """The map of a layer, or None if it depends on the input's size and that is not known."""
     own, shape = map_type(layer.module), tuple(layer.weight.shape)
     if own is Diagonal:
-        sizes = Sizes(shape, shape)
+        sizes = (shape, shape)
     elif issubclass(own, Dense):
         outputs, inputs = shape if own is Dense else shape[::-1]
-        sizes = Sizes((inputs,), (outputs,))
+        sizes = (inputs,), (outputs,)
     return None if sizes is None else own(layer, sizes, dtype)
 
 
 def instance_sizes(layer: FoundLayer, x: Tensor, output: Tensor) -> Sizes:
     """The shapes of one instance, from what goes into and comes out of the layer."""
     dims = layer.kind.instance_dims(layer.module, x)
-    return Sizes(tuple(x.shape[-dims:]), tuple(output.shape[-dims:]))
+    return tuple(x.shape[-dims:]), tuple(output.shape[-dims:])
 
 
 def random_vector(shape: Shape, seed: int = 0) -> Tensor:

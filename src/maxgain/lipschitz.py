@@ -162,6 +162,7 @@ class FollowedNorm:
         self.map = linear_map(layer, None, self.dtype)
         self.needs_sizes = self.map is None
         self.sizes: Sizes | None = None
+        """The largest ones seen."""
         self.vectors: Tensor | None = None
         """The two directions that the layer amplifies most, as far as is known."""
         self.newest: Tensor | None = None
@@ -169,11 +170,12 @@ class FollowedNorm:
 
     def __call__(self, x: Tensor, output: Tensor) -> None:
         """Takes the size of what goes through the layer into account."""
-        if self.paused or torch.compiler.is_exporting():
+        # The flag and not is_exporting(), which torch.compile takes to be true before torch 2.13.
+        if self.paused or torch.compiler._is_exporting_flag:
             return
         sizes = instance_sizes(self.layer, x, output)
         if self.sizes is not None:
-            sizes = Sizes(*(tuple(map(max, old, new)) for old, new in zip(self.sizes, sizes, strict=True)))
+            sizes = _larger(self.sizes[0], sizes[0]), _larger(self.sizes[1], sizes[1])
         self.sizes = sizes
 
     def estimate(self) -> Tensor:
@@ -187,7 +189,7 @@ class FollowedNorm:
 
     def _iterate(self, linear: LinearMap) -> Tensor:
         """Power iteration on two vectors at once: when another one becomes the largest, it is known already."""
-        shape = linear.sizes.input
+        shape = linear.input_shape
         begun = self.vectors is not None and self.vectors.shape[1:] == shape
         v = self._vectors_of(shape)
         for _ in range(self.iterations if begun else FIRST_ITERATIONS):
@@ -224,7 +226,11 @@ class FollowedNorm:
     def load(self, vectors: Tensor | None, sizes: Tensor | None) -> None:
         """Takes up what ``state`` gave."""
         self.vectors = None if vectors is None else vectors.to(self.layer.weight.device, self.dtype, copy=True)
-        self.sizes = None if sizes is None else Sizes(*map(tuple, sizes.tolist()))
+        self.sizes = None if sizes is None else (tuple(sizes[0].tolist()), tuple(sizes[1].tolist()))
+
+
+def _larger(first: Shape, second: Shape) -> Shape:
+    return tuple(map(max, first, second))
 
 
 def power_iteration(linear: LinearMap, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 KRYLOV_DIMENSION = 20
+"""How many vectors Lanczos' method keeps at most, and how many when it begins anew."""
+KEPT = 8
 
 
 @dataclass(frozen=True)
@@ -175,44 +177,40 @@ def _norm(linear: LinearMap, p: float, tolerance: float, max_iterations: int, ea
     exact = linear.exact_norm(p)
     if exact is not None:
         return Norm(exact.item())
-    begin = random_vector(linear.sizes.input).to(linear.layer.weight.device, linear.dtype)
+    begin = random_vector(linear.input_shape).to(linear.layer.weight.device, linear.dtype)
     if earlier is not None and earlier.shape == begin.shape:
         begin = earlier.to(begin) + 0.01 * begin  # alone it would hold on to what used to be amplified most
     return largest_singular_value(linear.gram, begin, tolerance, max_iterations)
 
 
 def largest_singular_value(gram: Callable[[Tensor], Tensor], v: Tensor, tolerance: float, max_iterations: int) -> Norm:
-    """The largest singular value of W from products with ``WᵀW``, begun with v, by Lanczos' method with restarts.
+    """The largest singular value of W from products with ``WᵀW``, begun with v, by Lanczos' method.
 
-    Each round goes on from that combination of v, WᵀWv, (WᵀW)²v, ... which W amplifies most.
+    It keeps an orthonormal basis, one row a vector, of the span of v, WᵀWv, (WᵀW)²v, ..., and what ``WᵀW`` makes of
+    each. When that has grown too large, it goes on with those combinations that W amplifies most (a thick restart).
     """
+    basis, images = v.reshape(1, -1) / torch.linalg.vector_norm(v), v.new_empty(0, v.numel())
     iterations = 0
     while True:
-        basis, images = _krylov(gram, v, min(KRYLOV_DIMENSION, max_iterations - iterations))
-        iterations += len(images)
-        if not images.isfinite().all():
+        image = gram(basis[-1].view_as(v)).view(1, -1)
+        iterations += 1
+        if not image.isfinite().all():
             return Norm(math.nan, math.nan, iterations)
-        small = basis @ images.T
-        best = torch.linalg.eigh((small + small.T) / 2).eigenvectors[:, -1]
-        v, image = (best @ basis).view_as(v), (best @ images).view_as(v)
-        square = torch.sum(v * image).clamp_min(0)
-        residual = torch.linalg.vector_norm(image - square * v) / square if square > 0 else torch.zeros(())
-        if residual <= tolerance or iterations >= max_iterations:
-            return Norm(square.sqrt().item(), residual.item(), iterations, v)
-
-
-def _krylov(gram: Callable[[Tensor], Tensor], v: Tensor, dimension: int) -> tuple[Tensor, Tensor]:
-    """An orthonormal basis of the span of v, WᵀWv, ..., one row a vector, and what ``WᵀW`` makes of each."""
-    basis, images = [v.flatten() / torch.linalg.vector_norm(v)], []
-    while True:
-        images.append(gram(basis[-1].view_as(v)).flatten())
-        rows, beyond = torch.stack(basis), images[-1]
+        images = torch.cat([images, image])
+        beyond = image
         for _ in range(2):  # once leaves rounding errors behind that are as large as what is looked for
-            beyond = beyond - rows.T @ (rows @ beyond)
+            beyond = beyond - beyond @ basis.T @ basis
         length = torch.linalg.vector_norm(beyond)
-        if len(images) == dimension or length <= 100 * torch.finfo(v.dtype).eps * torch.linalg.vector_norm(images[-1]):
-            return rows, torch.stack(images)
-        basis.append(beyond / length)
+        exhausted = length <= 100 * torch.finfo(v.dtype).eps * torch.linalg.vector_norm(image)
+        if exhausted or len(basis) == KRYLOV_DIMENSION or iterations >= max_iterations:
+            small = basis @ images.T
+            best = torch.linalg.eigh((small + small.T) / 2).eigenvectors[:, -KEPT:].T
+            basis, images = best @ basis, best @ images
+            square = torch.sum(basis[-1] * images[-1]).clamp_min(0)
+            residual = torch.linalg.vector_norm(images[-1] - square * basis[-1]) / square if square > 0 else square
+            if exhausted or residual <= tolerance or iterations >= max_iterations:
+                return Norm(square.sqrt().item(), residual.item(), iterations, basis[-1].view_as(v))
+        basis = torch.cat([basis, beyond / length])
 
 
 def _network_bound(
