@@ -1,4 +1,4 @@
-"""Promise 12 of the design on torch.compile, activation checkpointing and memory formats, and 11 on hooks that come late."""
+"""Promise 12 of the design: torch.compile, activation checkpointing, memory formats; and 11: hooks that come late."""
 
 import copy
 from collections.abc import Callable, Iterator
