@@ -192,12 +192,13 @@ def _reflected(index: Tensor, size: int) -> Tensor:
 def _decay_groups(model: nn.Module, recipe: Recipe, chosen: tuple[regularisers.Chosen, ...]) -> list[dict[str, object]]:
     """The recipe's decay is for convolutions alone; a regulariser's is for every weight, biases and scales excepted."""
     extra = sum(_number(choice) for choice in chosen if choice.row.weight_decay)
+    # With all that is inside them: a reparametrised convolution keeps its parameters there.
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    convolved = {id(parameter) for module in convolutions for parameter in module.parameters()}
     decays: dict[float, list[nn.Parameter]] = {}
-    for module in model.modules():
-        is_convolution = isinstance(module, nn.Conv2d)
-        for parameter in module.parameters(recurse=False):
-            decay = (recipe.weight_decay if is_convolution else 0.0) + extra if parameter.dim() > 1 else 0.0
-            decays.setdefault(decay, []).append(parameter)
+    for parameter in model.parameters():
+        own = recipe.weight_decay if id(parameter) in convolved else 0.0
+        decays.setdefault(own + extra if parameter.dim() > 1 else 0.0, []).append(parameter)
     return [{"params": parameters, "weight_decay": decay} for decay, parameters in decays.items()]
 
 
