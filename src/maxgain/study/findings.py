@@ -178,17 +178,19 @@ def _outcome(comparison: Comparison) -> str:
         return f"Nothing can be compared: no {comparison.over} has a score of every regulariser."
     if comparison.test is None:
         return "One run each cannot tell a difference from chance: nothing was tested."
-    better = [row for row in comparison.rows if row.significant and row.test and row.test.mean_difference > 0]
-    worse = [row for row in comparison.rows if row.significant and row not in better]
+    # Differences without any spread are significant in form only, as their verdict says, and no finding.
+    tests = {row.regulariser: row.test for row in comparison.rows if row.significant and row.test}
+    sizes = {name: test.mean_difference for name, test in tests.items() if test.standard_error > 0}
+    better = [name for name, size in sizes.items() if size > 0]
+    worse = [name for name, size in sizes.items() if size < 0]
     found = [
-        f"{_listed(row.regulariser for row in rows)} {'is' if len(rows) == 1 else 'are'} significantly {how} than "
-        f"{comparison.baseline}"
-        for rows, how in ((better, "better"), (worse, "worse"))
-        if rows
+        f"{_listed(names)} {'is' if len(names) == 1 else 'are'} significantly {how} than {comparison.baseline}"
+        for names, how in ((better, "better"), (worse, "worse"))
+        if names
     ]
     if not found:
         return f"No regulariser differs significantly from {comparison.baseline}: the order in the table may be chance."
-    rest = len(comparison.rows) - 1 - len(better) - len(worse)
+    rest = len(comparison.rows) - 1 - len(sizes)
     return f"{', and '.join(found)}{'; no other difference is significant' if rest else ''}."
 
 

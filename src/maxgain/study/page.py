@@ -71,7 +71,7 @@ def build_page(found: Records, made: Sequence[Search] = (), baseline: str | None
     draw = _Drawer()
     script = _resource("report.js")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "signed": signed, "number": number, "p_value": p_value}
+    environment.filters |= {show.__name__: show for show in (percent, signed, number, p_value, breakable)}
     return environment.from_string(_resource("report.html")).render(
         style=Markup(_resource("report.css")),
         script=Markup(script),
@@ -172,6 +172,8 @@ def _status(row: Row) -> str:
         return "not tested"
     if not row.significant:
         return "not significant"
+    if row.test.standard_error == 0:
+        return "only formally significant"
     return "significantly better" if row.test.mean_difference > 0 else "significantly worse"
 
 
@@ -207,7 +209,7 @@ def _norms(comparison: Comparison, draw: _Drawer) -> list[dict[str, Any]]:
     for name in comparison.scores:
         runs = [run for run in comparison.of(name) if run.get("operator_norms") and run["config"].get("p", 2) == 2]
         if runs:
-            gains = {part: _layer_means([run["max_gain"][part] for run in runs]) for part in PARTS}
+            gains = {part: _layer_means([run["max_gain"].get(part, {}) for run in runs]) for part in PARTS}
             tables[name] = (_layer_means([run["operator_norms"] for run in runs]), gains, len(runs))
     largest = max((norm for norms, _, _ in tables.values() for norm in norms.values()), default=None)
     return [
@@ -242,8 +244,10 @@ def _search(search: Search, draw: _Drawer) -> dict[str, Any]:
     }
 
 
-def _layer_means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {layer: math.fsum(row[layer] for row in rows) / len(rows) for layer in rows[0]}
+def _layer_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The mean of every layer that has a number in all rows."""
+    values: dict[str, list[Any]] = {layer: [row.get(layer) for row in rows] for layer in rows[0]}
+    return {layer: math.fsum(row) / len(row) for layer, row in values.items() if _all_finite(row)}
 
 
 def _gain_data(compared: Sequence[Comparison]) -> dict[str, Any]:
@@ -254,20 +258,24 @@ def _gain_data(compared: Sequence[Comparison]) -> dict[str, Any]:
             "name": f"{run['config']['regulariser']}, {comparison.over} {run['config'][comparison.over]}",
             "bound": None if run.get("gamma") in (None, math.inf) else run["gamma"],
             "gains": {
-                part: [[layer, *map(_brief, row)] for layer, row in run["gain_quantiles"].get(part, {}).items()]
+                part: [
+                    [layer, *(float(f"{value:.4g}") for value in row)]
+                    for layer, row in run["gain_quantiles"].get(part, {}).items()
+                    if _all_finite(row)
+                ]
                 for part in PARTS
             },
         }
         for comparison in compared
         for run in comparison.runs
-        if run.get("gain_quantiles")
+        if run.get("gain_quantiles", {}).get("train")
     }
     bounded = (index for index, run in enumerate(runs.values()) if run["bound"])
     return {"runs": list(runs.values()), "chosen": [0, next(bounded, len(runs) - 1)]}
 
 
-def _brief(value: float) -> float:
-    return float(f"{value:.4g}")
+def _all_finite(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) and math.isfinite(value) for value in values)
 
 
 def _origins(found: Records) -> list[dict[str, Any]]:
@@ -303,7 +311,7 @@ def _swatch(index: int) -> dict[str, Any]:
     return {"series": index % len(figures.COLOURS), "dashes": dashes[figures.series_style(index)["linestyle"]]}
 
 
-# Numbers for people
+# Numbers and names for people
 
 
 def percent(fraction: float | None) -> str:
@@ -324,8 +332,16 @@ def number(value: float | None) -> str:
 
 
 def p_value(value: float) -> str:
-    """Three decimals, and no zero that is none."""
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+    """Three decimals, or as many as it takes not to round across the threshold, and no zero that is none."""
+    if value < 0.001:
+        return "< 0.001"
+    texts = (f"{value:.{decimals}f}" for decimals in range(3, 18))
+    return next(text for text in texts if (float(text) < statistics.ALPHA) == (value < statistics.ALPHA))
+
+
+def breakable(name: str) -> Markup:
+    """A regulariser that a narrow column breaks between its parts."""
+    return Markup("+<wbr>").join(name.split("+"))
 
 
 def _resource(name: str) -> str:

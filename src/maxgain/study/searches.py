@@ -38,13 +38,19 @@ def read(folder: Path, found: Records) -> list[Search]:
 def _tune(path: Path) -> Search:
     """What `maxgain tune` left beside this file."""
     curve, tuned = _json(path), _json(path.with_name("tuned.json"))
-    try:
-        if tuned is None:
-            return Search(path.parent.name, tuple(curve), None, "Nothing was chosen.")
-        title = f"{tuned['recipe']}, {tuned['asked']}"
-        return Search(title, tuple(curve), tuned["values"], f"Chosen: {tuned['regulariser']}.")
-    except (TypeError, KeyError) as error:
-        raise RecordError(f"{path} and the tuned.json beside it are not what 'maxgain tune' writes.") from error
+    known = tuned is None or (isinstance(tuned, dict) and {"recipe", "asked", "values", "regulariser"} <= tuned.keys())
+    if not (known and isinstance(curve, list) and all(map(_is_point, curve))):
+        raise RecordError(f"{path} and the tuned.json beside it are not what 'maxgain tune' writes.")
+    if tuned is None:
+        return Search(path.parent.name, tuple(curve), None, "Nothing was chosen.")
+    title = f"{tuned['recipe']}, {tuned['asked']}"
+    return Search(title, tuple(curve), tuned["values"], f"Chosen: {tuned['regulariser']}.")
+
+
+def _is_point(row: Any) -> bool:
+    if not (isinstance(row, dict) and isinstance(row.get("values"), dict) and "status" in row):
+        return False
+    return row["status"] != "complete" or all(isinstance(row.get(score), int | float) for score in SCORES)
 
 
 def _by_fold(tuning: Records, runs: Iterable[Record]) -> list[Search]:

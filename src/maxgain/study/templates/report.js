@@ -33,7 +33,8 @@ if (source) {
   const runs = JSON.parse(source.textContent).runs;
   const selects = [0, 1].map((side) => document.getElementById(`run${side}`));
   const sameScale = document.getElementById("same-scale");
-  const parts = { train: "training set", test: "test set" };
+  const titles = { train: "training set", test: "test set" };
+  const parts = (run) => Object.keys(titles).filter((part) => run.gains[part].length);
 
   const element = (name, attributes, text) => {
     const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -60,14 +61,14 @@ if (source) {
     const names = 14 + 5.2 * Math.max(...layers.map((name) => Math.min(name.length, 24)));
     const each = Math.max(20, (400 - left - right) / layers.length);
     const width = left + right + each * layers.length;
-    const height = 2 * (panel + gap) + names;
+    const height = parts(run).length * (panel + gap) + names;
     const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": describe(run) });
     svg.style.minWidth = `${16 * layers.length + left}px`;
     svg.style.maxWidth = `${1.2 * width}px`;
-    Object.entries(parts).forEach(([part, title], index) => {
+    parts(run).forEach((part, index) => {
       const floor = gap + panel + index * (panel + gap);
       const y = (gain) => floor - (panel * gain) / top;
-      svg.append(element("text", { x: left, y: floor - panel - 10 }, title));
+      svg.append(element("text", { x: left, y: floor - panel - 10 }, titles[part]));
       const interval = step(top);
       for (let tick = 0; tick <= top * 1.0001; tick += interval) {
         svg.append(element("path", { class: "line", d: `M${left} ${y(tick)}H${width - right}` }));
@@ -92,7 +93,7 @@ if (source) {
       });
     });
     layers.forEach((name, place) => {
-      const [x, y] = [left + (place + 0.5) * each + 4, 2 * (panel + gap) + 14];
+      const [x, y] = [left + (place + 0.5) * each + 4, height - names + 14];
       const text = name.length > 24 ? `…${name.slice(-23)}` : name;
       svg.append(element("text", { x, y, "text-anchor": "end", transform: `rotate(-60 ${x} ${y})` }, text));
     });
@@ -100,9 +101,9 @@ if (source) {
   };
 
   const describe = (run) => {
-    const maxima = Object.entries(parts).map(([part, title]) => {
+    const maxima = parts(run).map((part) => {
       const row = run.gains[part].reduce((a, b) => (b.at(-1) > a.at(-1) ? b : a));
-      return `${short(row.at(-1))} on the ${title} (${row[0]})`;
+      return `${short(row.at(-1))} on the ${titles[part]} (${row[0]})`;
     });
     const bound = run.bound ? `bound ${short(run.bound)}` : "no bound on gains";
     return `${run.name}: largest gain ${maxima.join(" and ")}; ${bound}.`;
