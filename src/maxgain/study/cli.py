@@ -30,6 +30,8 @@ from .spelling import unknown
 # One row a command: what it does in a few words, and whether it works on a recipe, named first.
 COMMANDS: dict[str, tuple[str, bool]] = {
     "train": ("train one network by a recipe", True),
+    "tune": ("choose a regulariser's numbers on the validation part", True),
+    "compare": ("compare regularisers over folds or seeds, with a significance test", True),
     "gains": ("draw the gains of a finished run, layer by layer", False),
     "data": ("list, fetch and check data sets", False),
 }
