@@ -66,8 +66,8 @@ class Recipe:
             raise RecipeError(f"weight-decay must not be negative, but is {self.weight_decay}.")
         if not self.p >= 1:
             raise RecipeError(f"p must be a number from 1 to inf, not {self.p}.")
-        if not 0 <= self.seed < 2**63:
-            raise RecipeError(f"seed must be a whole number from 0 on, not {self.seed}.")
+        if not 0 <= self.seed < 2**32:  # torch's generator on the CPU takes no more bits than these from a seed
+            raise RecipeError(f"seed must be a whole number from 0 to {2**32 - 1}, not {self.seed}.")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise RecipeError(unknown(_flag(name), getattr(self, name), choices))
