@@ -443,7 +443,8 @@ def test_the_page_about_a_real_comparison_says_what_the_comparison_said(tmp_path
     told = json.loads((tmp_path / "comparison.json").read_text())
     assert told["baseline"] == "maxgain"
     for row in told["rows"]:
-        assert shown.comparison[row["regulariser"]]["Accuracy, %"].startswith(f"{100 * row['mean']:.2f}")
+        accuracy = shown.comparison[row["regulariser"]]["Accuracy, %"].replace(" (highest mean)", "")
+        assert accuracy == f"{100 * row['mean']:.2f} ± {100 * row['standard_error']:.2f}"
         assert row["verdict"] in shown.text or row["verdict"] == "the baseline"
     assert shown.comparison["none"]["Holm p"] == f"{told['rows'][1]['adjusted_p']:.3f}"
     assert "How numbers were chosen" in shown.text

@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, bool]] = {
     "tune": ("choose a regulariser's numbers on the validation part", True),
     "compare": ("compare regularisers over folds or seeds, with a significance test", True),
     "gains": ("draw the gains of a finished run, layer by layer", False),
+    "report": ("make one page of the results in a folder, to look at offline", False),
     "data": ("list, fetch and check data sets", False),
 }
 
