@@ -29,11 +29,13 @@ from .spelling import unknown
 
 # One row a command: what it does in a few words, and whether it works on a recipe, named first.
 COMMANDS: dict[str, tuple[str, bool]] = {
+    "demo": ("the whole story on real data that needs no download", False),
     "train": ("train one network by a recipe", True),
     "tune": ("choose a regulariser's numbers on the validation part", True),
     "compare": ("compare regularisers over folds or seeds, with a significance test", True),
     "gains": ("draw the gains of a finished run, layer by layer", False),
     "report": ("make one page of the results in a folder, to look at offline", False),
+    "inspect": ("show gains beside operator norms, layer by layer", False),
     "data": ("list, fetch and check data sets", False),
 }
 

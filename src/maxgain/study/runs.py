@@ -18,11 +18,12 @@ import safetensors.torch
 import torch
 
 import maxgain
+from maxgain import operator_norms
 from maxgain.errors import RunError
 from maxgain.report import GainReport
 
 from . import checkpoint, datasets
-from .evaluate import Score, evaluate, gains, max_gains
+from .evaluate import Score, evaluate, gains, max_gains, to_float
 from .files import strict, sweep, write_bytes, write_json, write_text
 from .recipes import Recipe, from_json, to_json
 from .regularisers import numbers
@@ -30,6 +31,8 @@ from .splits import Dataset, Split
 from .train import DivergedError, Epoch, Training, train
 
 CHECKPOINT = "checkpoint.safetensors"
+NORM_TOLERANCE = 1e-2
+"""How well the ℓ2 operator norms in a result are known: enough to see gains beside them; 'inspect' does better."""
 GAINS_SAMPLE = 1000
 """How many training images the per-epoch maximum gains are taken over."""
 
@@ -198,6 +201,7 @@ def _conclude(training: Training, dataset: Dataset, run: Run, history: list[dict
             **_scores("test", scores.get("test")),
             "max_gain": {part: {name: row[-1] for name, row in rows.items()} for part, rows in quantiles.items()},
             "gain_quantiles": quantiles,
+            "operator_norms": operator_norms(model, to_float(training.images[:1]), tolerance=NORM_TOLERANCE).norms,
             "seconds": sum(line["seconds"] for line in history),
             "device": _device_name(training.device),
             "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
