@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
+from itertools import groupby
 from typing import Any, TextIO
 
 import torch
@@ -117,12 +118,13 @@ def _understood(options_type: Any, prog: str, **how: Any) -> Any:
 
 
 def _sentence(box: str) -> str:
-    """What a box of tyro's says: its first part, and the flag that it thinks was meant."""
-    lines = [line.strip(" │") for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
-    complaint, *hints = re.split(r"─+", " ".join(line for line in lines if line[:1] not in "╭╰"))
+    """What a box of tyro's says under its title: its first part, and the flag that it thinks was meant."""
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip(" │╭╮╰╯") for line in box.splitlines()[1:]]
+    parts = groupby(lines, key=lambda line: bool(line.strip("─-")))
+    complaint, *hints = [" ".join(part) for has_words, part in parts if has_words]
     meant = [flag for hint in hints if "Perhaps you meant" in hint for flag in re.findall(r"--[\w-]+", hint)]
-    said = complaint.strip(" .")
-    return said[:1].lower() + said[1:] + (f" (did you mean {meant[0]}?)" if meant else "")
+    said = complaint[:1].lower() + complaint[1:].rstrip(" .")
+    return said + (f" (did you mean {meant[0]}?)" if meant else "")
 
 
 @contextmanager

@@ -116,10 +116,10 @@ def progress_watcher(progress: Progress, recipe: Recipe) -> Watcher:
     def epoch_done(line: dict[str, Any]) -> None:
         held_out = line["validation_accuracy"]
         parts = [
-            f"loss {line['train_loss']:.3g}",
-            f"accuracy {line['train_accuracy']:.1%}",
+            f"loss {line['train_loss']:.3f}",
+            f"train {line['train_accuracy']:.1%}",
             *([] if held_out is None else [f"held out {held_out:.1%}"]),
-            f"gain {_largest(line['max_gain'])}",
+            f"gain {_largest(line['max_gain'], '.4g')}",
         ]
         progress.update(task, status=", ".join(parts))
 
@@ -138,14 +138,14 @@ def scores_table(result: Result) -> Table:
             part,
             f"{result[f'{part}_accuracy']:.2%}",
             _number(result[f"{part}_loss"], ".4f"),
-            _largest(result["max_gain"].get(part, {})),
+            _largest(result["max_gain"].get(part, {}), ".3f"),
         )
     return table
 
 
-def _largest(gains: Mapping[str, float | None]) -> str:
+def _largest(gains: Mapping[str, float | None], form: str) -> str:
     known = [gain for gain in gains.values() if gain is not None]
-    return f"{max(known):.3f}" if known else ""
+    return format(max(known), form) if known else ""
 
 
 def _number(value: float | str | None, form: str) -> str:
