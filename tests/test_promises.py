@@ -282,6 +282,15 @@ def test_promise_05_an_inplace_relu_that_follows_spoils_nothing() -> None:
     assert gains[0] == gains[1]
 
 
+def test_promise_05_hooks_that_change_the_output_come_after_the_measurement() -> None:
+    layer = nn.Linear(3, 3, bias=False)
+    layer.register_forward_hook(lambda module, args, output: output * 1000)
+    x = torch.randn(4, 3)
+    constraint = MaxGain(layer)
+    out = layer(x)
+    assert constraint.gains[""] == pytest.approx(largest_gain(out / 1000, x), rel=1e-5)
+
+
 def test_promise_05_no_activation_is_kept_alive() -> None:
     model = conv_net()
     MaxGain(model)
@@ -321,6 +330,7 @@ def test_promise_05_nothing_more_is_saved_for_the_backward_pass() -> None:
 @pytest.mark.parametrize("measure", ["stale", "fresh"])
 def test_promise_06_evaluation_between_steps_changes_nothing(measure: Any) -> None:
     data = images(6)
+    others = torch.randn(100, 3, 8, 8)  # so many that the largest gain is among them
 
     def train(evaluate: bool) -> Any:
         torch.manual_seed(1)
@@ -333,7 +343,7 @@ def test_promise_06_evaluation_between_steps_changes_nothing(measure: Any) -> No
             model(batch).square().mean().backward()
             if evaluate:
                 model.eval()
-                model(torch.ones_like(batch))
+                model(others)
                 model.train()
             optimiser.step()
             history.append(constraint.gains)
