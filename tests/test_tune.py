@@ -19,7 +19,7 @@ from maxgain.study.choice import Dimension, Grid
 from maxgain.study.cli import main
 from maxgain.study.files import write_text
 from maxgain.study.recipes import RECIPES
-from maxgain.study.regularisers import REGULARISERS
+from maxgain.study.regularisers import REGULARISERS, parse
 from maxgain.study.runs import Run, perform
 
 QUICK = replace(RECIPES["digits"], network="mlp", epochs=2, fold=0, regulariser="maxgain")
@@ -91,6 +91,11 @@ def test_grids_are_multiplied():
         "maxgain=2+dropout=0.1",
         "maxgain=2+dropout=0.2",
     ]
+
+
+@pytest.mark.parametrize("value", [1e-6, 0.123456, 1.0, 123456.0, 3e6])
+def test_a_number_that_is_filled_in_is_read_back(value):
+    assert parse(choice.filled("batchnorm+maxgain", {"maxgain": value}))[1].value == value
 
 
 @pytest.mark.parametrize("row", [row for row in REGULARISERS.values() if row.search], ids=lambda row: row.name)

@@ -101,7 +101,8 @@ def points(space: Sequence[Dimension]) -> list[Point]:
 def filled(regulariser: str, point: Mapping[str, float]) -> str:
     """The regulariser's text with the point's numbers in it: ``maxgain=1.75+batchnorm``."""
     parts = (part.strip() for part in regulariser.split("+"))
-    return "+".join(f"{part}={point[part]:g}" if part in point else part for part in parts)
+    texts = {name: f"{value:g}".replace("e+", "e") for name, value in point.items()}  # a plus joins regularisers
+    return "+".join(f"{part}={texts[part]}" if part in texts else part for part in parts)
 
 
 def best(rows: Iterable[Tried]) -> Tried | None:
