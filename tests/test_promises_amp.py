@@ -164,6 +164,18 @@ def test_promise_12_under_autocast_the_gains_are_those_of_the_weights(dtype: tor
         assert low.gains != full.gains, "autocast was to round something"
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("magnitude", [1.0, 1e-3, 1e-4, 1e-6, 1e-8])
+def test_promise_02_what_autocast_rounds_off_a_bias_is_no_gain(dtype: torch.dtype, magnitude: float) -> None:
+    layer = nn.Linear(64, 64)
+    nn.init.orthogonal_(layer.weight)  # every gain is 1
+    nn.init.normal_(layer.bias, std=0.5)
+    constraint = MaxGain(layer)
+    with torch.autocast("cpu", dtype):
+        layer(torch.randn(16, 64) * magnitude)
+    assert constraint.gains[""] <= 2.0, "what is left of Wx once it was added to a bias is at most twice as large"
+
+
 @each_measure
 def test_promise_12_a_bfloat16_model_trains(measure: Any) -> None:
     model = net().bfloat16()

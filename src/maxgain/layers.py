@@ -48,7 +48,8 @@ def _without_bias(instance_dims: int) -> LinearPart:
         bias = getattr(layer, "bias", None)
         if bias is None:
             return x, output
-        return x, widened(output) - _along_channels(widened(bias), instance_dims)
+        # As it was added: autocast rounds the bias, and what it rounds off would be a gain for inputs near zero.
+        return x, output - _along_channels(widened(bias.to(output.dtype)), instance_dims)
 
     return linear_part
 
