@@ -1,0 +1,1 @@
+"""What it costs: run one with python -m benchmarks.NAME."""

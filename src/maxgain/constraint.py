@@ -220,13 +220,13 @@ class Constraint(ABC):
     ) -> None:
         """Keeps sizes and scales for the user: in place, so that a captured step's replays are seen too."""
         kept = [self._sizes[layer.name] for layer in layers]
-        newest = torch.stack(together(size.amax() for size in sizes))
+        newest = torch.stack(together(largest(size) for size in sizes))
         known = newest >= 0
         if found_inf is not None:
             known &= found_inf.to(newest.device) == 0
         torch._foreach_copy_(kept, list(torch.where(known, newest, torch.stack(together(kept))).unbind()))
-        scales = [1 / factor.amax() for factor in factors]
-        torch._foreach_copy_([self._scales[layer.name] for layer in layers], scales)
+        scales = torch._foreach_reciprocal([largest(factor) for factor in factors])
+        torch._foreach_copy_([self._scales[layer.name] for layer in layers], list(scales))
 
     def _pause(self, paused: bool) -> None:
         self._is_paused = paused
@@ -262,6 +262,11 @@ def resolve_bounds(bound: Bound, names: list[str], what: str) -> dict[str, float
             )
         bounds[name] = matching[0]
     return bounds
+
+
+def largest(size: Tensor) -> Tensor:
+    """The largest entry; most sizes have one only, and need no launch for it."""
+    return size.amax() if size.dim() else size
 
 
 def together(tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -57,7 +57,7 @@ def _gain(z: Tensor, x: Tensor, p: float, instance_dims: int) -> Tensor:
     z_scale, z_norm = _scaled_norm(z, p, dims)
     x_scale, x_norm = _scaled_norm(x, p, dims)
     ratio = (z_scale / x_scale) * (z_norm / x_norm)
-    return torch.where(x_scale == 0, torch.zeros_like(ratio), ratio)
+    return ratio.masked_fill_(x_norm == 0, 0.0)
 
 
 def _trustworthy(norm: Tensor, p: float) -> bool:
@@ -71,11 +71,14 @@ def _trustworthy(norm: Tensor, p: float) -> bool:
 
 
 def _scaled_norm(v: Tensor, p: float, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """``(s, n)`` with ``‖v‖_p = s·n`` and s the largest entry, so that no power over- or underflows in n."""
-    v = widened(v)
-    largest = v.abs().amax(dim=dims, keepdim=True)
-    divisor = torch.where(largest == 0, torch.ones_like(largest), largest)
-    return largest.squeeze(dims), torch.linalg.vector_norm(v / divisor, ord=p, dim=dims)
+    """``(s, n)`` with ``‖v‖_p = s·n`` and s the largest entry, so that no power over- or underflows in n.
+
+    In as few launches as can be, since on an accelerator they are what measuring costs.
+    """
+    wide = torch.promote_types(v.dtype, torch.float32)
+    largest = torch.linalg.vector_norm(v, ord=math.inf, dim=dims, keepdim=True, dtype=wide)
+    scale = largest.clamp_min_(torch.finfo(wide).tiny)  # where all entries are 0, so is n
+    return scale.squeeze(dims), torch.linalg.vector_norm(v / scale, ord=p, dim=dims)
 
 
 def widened(v: Tensor) -> Tensor:
@@ -99,7 +102,7 @@ def project_(weight: Tensor, gain: Tensor | float, gamma: float) -> Tensor:
 
 def finite(size: Tensor) -> Tensor:
     """The size, or 0 where it is not a finite number: ``inf`` would zero a weight and ``nan`` would poison it."""
-    return torch.where(torch.isfinite(size), size, torch.zeros_like(size))
+    return torch.nan_to_num(size, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def divisors(sizes: Sequence[Tensor], bounds: Sequence[float]) -> list[Tensor]:

@@ -93,8 +93,9 @@ class RunningMaximum:
         """Takes the gains of a forward into the maximum, in place and without waiting for the device."""
         if self.maximum.device != gains.device:
             self.to(gains.device)
-        self.maximum.copy_(torch.maximum(self.maximum, finite(gains).amax()))
-        self.dropped.add_((~torch.isfinite(gains)).sum())
+        usable = finite(gains)
+        self.maximum.copy_(torch.maximum(self.maximum, usable.amax()))
+        self.dropped.add_((usable != gains).sum())
 
     @torch.no_grad()
     def replay(self) -> None:

@@ -138,7 +138,7 @@ class Training:
         on_gpu = self.device.type == "cuda"
         groups = _decay_groups(self.model, self.recipe, self.chosen)
         if self.recipe.optimiser == "adam":
-            return torch.optim.Adam(groups, lr=self.learning_rate, fused=on_gpu, foreach=False)
+            return torch.optim.Adam(groups, lr=self.learning_rate, fused=on_gpu, foreach=False, capturable=on_gpu)
         return torch.optim.SGD(
             groups, lr=self.learning_rate, momentum=MOMENTUM, nesterov=True, fused=on_gpu, foreach=False
         )
