@@ -101,7 +101,11 @@ def captured(step: Step) -> Step:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+
+    def replay(keeps_alive: Step = step) -> None:  # the graph knows addresses, not who owns what is there
+        graph.replay()
+
+    return replay
 
 
 def milliseconds(step: Step, steps: int, device: torch.device) -> float:
