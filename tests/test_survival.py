@@ -102,20 +102,19 @@ class Forks:
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=one_thread())
         self.wait_for("ready")
 
-    def wait_for(self, word: str) -> str:
-        """What follows the word, which may come after others."""
+    def wait_for(self, *words: str) -> list[str]:
+        """What is said in the next line that begins with one of these words."""
         assert self.process.stdout
         for line in self.process.stdout:
-            said, _, rest = line.strip().partition(" ")
-            if said == word:
-                return rest
-        raise AssertionError(f"the process ended before it said {word!r}")
+            if (said := line.split())[0] in words:
+                return said
+        raise AssertionError(f"the process ended before it said any of {words}")
 
     def start(self, out: Path, seconds: float | None) -> int:
         assert self.process.stdin
         self.process.stdin.write(json.dumps([str(out), seconds]) + "\n")
         self.process.stdin.flush()
-        return int(self.wait_for("child"))
+        return int(self.wait_for("child")[1])
 
 
 @pytest.fixture(scope="module")
@@ -135,12 +134,14 @@ def test_twenty_kills_at_random_moments_change_no_bit(
     out, kills, lengths = tmp_path / "0", 0, set()
     while kills < 20:
         child = forks.start(out, seconds)
-        if chance.random() < 0.8:  # else it is killed before it has really begun, as likely as not
-            forks.wait_for("begun")
-        time.sleep(chance.uniform(0, 0.15))
-        with suppress(ProcessLookupError):  # it has just ended by itself
-            os.kill(child, signal.SIGKILL)
-        ended = int(forks.wait_for("ended"))
+        # Most are left to begin; the others are killed before they have, as likely as not.
+        said = forks.wait_for("begun", "ended") if chance.random() < 0.8 else ["child"]
+        if said[0] != "ended":
+            time.sleep(chance.uniform(0, 0.15))
+            with suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(child, signal.SIGKILL)
+            said = forks.wait_for("ended")
+        ended = int(said[1])
         if ended == -signal.SIGKILL:
             kills += 1
             metrics = out / "metrics.jsonl"

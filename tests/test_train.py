@@ -176,6 +176,7 @@ def test_a_step_never_waits_for_the_device(digits: Dataset, regulariser: str) ->
         training.loss.item()
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("regulariser", ["none", "maxgain+batchnorm+dropout"])
 def test_no_step_of_an_epoch_waits_for_a_gpu(digits: Dataset, regulariser: str) -> None:
