@@ -11,7 +11,6 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from maxgain import MaxGain
-from maxgain.errors import NotMeasuredError
 
 pytestmark = [  # what torch says to itself while it compiles
     pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning"),
@@ -143,15 +142,38 @@ def test_promise_12_a_detached_model_that_was_compiled_can_be_attached_again() -
         constraint.detach()
 
 
-def test_promise_11_a_constraint_that_was_made_after_the_first_compiled_call_says_so() -> None:
+def test_promise_11_a_constraint_that_was_made_after_the_first_compiled_call_measures() -> None:
     model = net()
-    compiled = torch.compile(model, backend="eager")
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
     compiled(torch.randn(4, 3, 6, 6))
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-    MaxGain(model).attach(optimiser)
+    constraint = MaxGain(model).attach(optimiser)
     compiled(torch.randn(4, 3, 6, 6)).sum().backward()
-    with pytest.raises(NotMeasuredError, match="before a compiled model's first call"):
-        optimiser.step()
+    assert all(gain > 0 for gain in constraint.gains.values())
+    optimiser.step()
+
+
+def test_promise_11_a_model_of_the_same_architecture_that_was_compiled_before_does_not_hide_the_constraint() -> None:
+    torch.compile(net(), fullgraph=True, backend="eager")(torch.randn(4, 3, 6, 6))
+    first, second = (MaxGain(net()) for _ in range(2))
+    for constraint, scale in ((first, 1.0), (second, 3.0)):
+        torch.compile(constraint.model, fullgraph=True, backend="eager")(scale * torch.randn(4, 3, 6, 6))
+        assert all(gain > 0 for gain in constraint.gains.values())
+    before = first.gains
+    torch.compile(second.model, fullgraph=True, backend="eager")(torch.randn(4, 3, 6, 6))
+    torch.compile(net(), fullgraph=True, backend="eager")(torch.randn(4, 3, 6, 6))
+    assert first.gains == before, "what the others compute is no business of the first"
+
+
+def test_promise_11_nor_does_a_constraint_that_was_compiled_with_hide_a_second_one() -> None:
+    model = net()
+    first = MaxGain(model)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    compiled(torch.randn(4, 3, 6, 6))
+    second = MaxGain(model)
+    compiled(torch.randn(4, 3, 6, 6))
+    for constraint in (first, second):
+        assert all(gain > 0 for gain in constraint.gains.values())
 
 
 class Checkpointed(nn.Module):

@@ -10,14 +10,13 @@ from typing import Any, Literal, get_args
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from .constraint import Bound, Constraint, together
 from .distributed import all_reduce_max_
 from .errors import MaxGainError, MeasurementWarning, NotMeasuredError
 from .functional import check_p
 from .layers import FoundLayer, Instance
-from .observe import UNMEASURED, RunningMaximum, forget, watch
+from .observe import UNMEASURED, RunningMaximum, Watch, forget, watch
 
 Measure = Literal["stale", "fresh"]
 STEPS_BETWEEN_LOOKS = 100
@@ -72,7 +71,7 @@ class MaxGain(Constraint):
         self.measure: Measure = _one_of("measure", measure, get_args(Measure))
         self.process_group = process_group
         self._observers: dict[str, RunningMaximum] = {}
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[Watch] = []
         self._unproven: set[str] = set()
         self._steps = 0
         self._dropped_seen = 0

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from .constraint import Bound, Constraint, together
 from .distributed import all_reduce_max_
@@ -19,7 +18,7 @@ from .errors import MaxGainError, MeasurementWarning, NotMeasuredError
 from .functional import finite
 from .layers import FoundLayer
 from .linear_map import LinearMap, Shape, Sizes, check_operator_p, instance_sizes, linear_map, random_vector
-from .observe import UNMEASURED, watch
+from .observe import UNMEASURED, Watch, watch
 
 FIRST_ITERATIONS = 50
 """Of the power iteration when it begins, with vectors that know nothing yet."""
@@ -69,7 +68,7 @@ class Lipschitz(Constraint):
         self.iterations = iterations
         self.process_group = process_group
         self._norms: dict[str, FollowedNorm] = {}
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[Watch] = []
         self._unproven: set[str] = set()
         super().__init__(model, bound, include=include, exclude=exclude)
 

@@ -6,7 +6,9 @@ Norms are taken at once, so no activation is kept alive and nothing that later c
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,9 +45,29 @@ class Hook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-def watch(layer: FoundLayer, observe: Callable[[Tensor, Tensor], None]) -> RemovableHandle:
-    """Calls ``observe(input, output)`` whenever the layer runs, before any hook that may change the output."""
-    return layer.module.register_forward_hook(Hook(observe), with_kwargs=True, prepend=True)
+@dataclass(frozen=True)
+class Watch:
+    """A hook in its place."""
+
+    module: nn.Module
+    handle: RemovableHandle
+
+    def remove(self) -> None:
+        """Takes the hook away again."""
+        self.handle.remove()
+        if not any(isinstance(hook, Hook) for hook in self.module._forward_hooks.values()):
+            self.module.__dict__["_parameters"] = dict(self.module._parameters)
+
+
+def watch(layer: FoundLayer, observe: Callable[[Tensor, Tensor], None]) -> Watch:
+    """Calls ``observe(input, output)`` whenever the layer runs, before any hook that may change the output.
+
+    ``torch.compile`` does not look whether there are hooks before it runs what it compiled without them, be it for this
+    model or for another one of the same architecture. It does look at the type of the dictionary of parameters, so that
+    is made another one, which behaves the same.
+    """
+    layer.module.__dict__["_parameters"] = OrderedDict(layer.module._parameters)
+    return Watch(layer.module, layer.module.register_forward_hook(Hook(observe), with_kwargs=True, prepend=True))
 
 
 class Kept:

@@ -179,7 +179,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def call(model: nn.Module, batch: Any, device: torch.device) -> Any:
-    """Puts a batch through a model, wherever the batch lies."""
+    """Puts a batch through a model, wherever it lies; through a compiled one's original, whose hooks are seen."""
+    model = getattr(model, "_orig_mod", model)
     if isinstance(batch, Mapping):
         return model(**{key: _moved(value, device) for key, value in batch.items()})
     return model(_moved(batch[0] if isinstance(batch, tuple | list) else batch, device))
