@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from maxgain.errors import RunError
-from maxgain.study import cli, runs
+from maxgain.study import checkpoint, cli, runs
 from maxgain.study.recipes import RECIPES, to_json
 from maxgain.study.runs import CHECKPOINT, Interrupted, Run, Watcher, perform
 from maxgain.study.train import Training
@@ -198,7 +198,7 @@ def test_a_command_that_is_killed_then_interrupted_then_resumed_ends_in_the_same
 @pytest.mark.parametrize("seconds", [None, 1e9], ids=["every epoch", "hardly ever"])
 def test_ctrl_c_saves_wherever_it_comes(tmp_path: Path, uninterrupted: Kept, seconds: float | None) -> None:
     chance = random.Random(0)
-    out, presses = tmp_path / "run", 0
+    out, presses, trainings = tmp_path / "run", 0, []
 
     def press(_: object) -> None:
         nonlocal presses
@@ -206,13 +206,19 @@ def test_ctrl_c_saves_wherever_it_comes(tmp_path: Path, uninterrupted: Kept, sec
             presses += 1
             signal.raise_signal(signal.SIGINT)
 
-    watcher = Watcher(started=press, stepped=press, epoch_done=press)
+    def started(training: Training) -> None:
+        trainings.append(training)
+        press(training)
+
+    watcher = Watcher(started=started, stepped=press, epoch_done=press)
     for _ in range(200):
         try:
             perform(RECIPE, Run(out, resume=True, checkpoint_seconds=seconds, watcher=watcher))
             break
         except Interrupted:
-            assert (out / CHECKPOINT).exists()
+            tensors, about = checkpoint._read(out / CHECKPOINT)
+            assert (about["epoch"], len(about["history"])) == (trainings[-1].epoch,) * 2
+            assert tensors["loop.position"] == trainings[-1].position
         except KeyboardInterrupt:  # pressed before the training began, or twice: no harm done
             pass
     assert kept(out) == uninterrupted

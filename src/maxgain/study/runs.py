@@ -123,10 +123,13 @@ def _train(training: Training, dataset: Dataset, run: Run, history: list[dict[st
             history.append(line)
             with _telling_how_to_go_on():
                 _append(run.out / "metrics.jsonl", line)
-            if run.checkpoint_seconds is None or epoch.number == training.recipe.epochs or interrupted():
+            due = run.checkpoint_seconds is None or epoch.number == training.recipe.epochs
+            if due:
                 save()
             run.watcher.epoch_done(line)
             if interrupted():
+                if not due:
+                    save()
                 raise Interrupted(str(run.out))
 
         try:
