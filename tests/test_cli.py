@@ -7,12 +7,14 @@ import re
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import torch
+from rich.progress import Progress
 
 import maxgain
 from maxgain import measure_gains
@@ -252,6 +254,24 @@ def test_a_progress_bar_tells_what_matters_within_80_columns(monkeypatch, flags)
     assert any(re.search(rf"^epoch [━╸╺ ]+ +\d+/30 {status} (\d\d:\d\d|-:--)", frame) for frame in frames), frames
     assert max(map(len, frames)) <= 80
     assert not any("…" in frame for frame in frames)
+
+
+def test_the_first_epoch_tells_its_loss_so_far_where_that_is_free() -> None:
+    recipe, cpu = replace(RECIPES["digits"], network="mlp", fold=0, epochs=4), torch.device("cpu")
+    training = runs.Training(recipe, datasets.load("digits", fold=0), cpu)
+    bar = Progress(disable=True)
+    watcher = train_command.progress_watcher(bar, recipe)
+    watcher.started(training)
+    training.begin_epoch()
+    for _ in range(3):
+        training.step()
+        watcher.stepped(training)
+    (task,) = bar.tasks
+    assert task.fields["status"] == f"so far loss {training.loss / 3:.3f}, train {training.hits / 48:.1%}"
+    assert (task.completed, task.total) == (3 / training.steps_per_epoch, 4)
+    training.epoch = 2  # resumed
+    watcher.started(training)
+    assert task.completed == 2 + 3 / training.steps_per_epoch
 
 
 def test_output_for_machines_is_json_and_nothing_else(trained, capfd) -> None:
