@@ -199,6 +199,7 @@ def test_a_command_that_is_killed_then_interrupted_then_resumed_ends_in_the_same
 def test_ctrl_c_saves_wherever_it_comes(tmp_path: Path, uninterrupted: Kept, seconds: float | None) -> None:
     chance = random.Random(0)
     out, presses, trainings = tmp_path / "run", 0, []
+    handler = signal.getsignal(signal.SIGINT)
 
     def press(_: object) -> None:
         nonlocal presses
@@ -223,7 +224,7 @@ def test_ctrl_c_saves_wherever_it_comes(tmp_path: Path, uninterrupted: Kept, sec
             pass
     assert kept(out) == uninterrupted
     assert presses > 5
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_ctrl_c_while_the_final_scores_are_taken_loses_nothing(
