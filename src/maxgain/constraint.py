@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from . import skipped
 from .distributed import local
 from .errors import AttachError, BoundError, PatternError, StateError
-from .functional import check_bound, divisors, is_binding, shrink_
+from .functional import check_bound, divisors, is_binding, shrink_all_
 from .layers import FoundLayer, find_layers, matches
 
 Bound = float | Mapping[str, float]
@@ -184,36 +184,47 @@ class Constraint(ABC):
     def _project(self, layers: list[FoundLayer], held: set[int], found_inf: Tensor | None = None) -> None:
         if self._is_paused:
             return
-        self._follow(layers)
+        weights = [layer.weight for layer in layers]
+        self._follow(layers, weights)
         sizes = self._estimate(layers)
         factors = divisors(sizes, [self.bounds[layer.name] for layer in layers])
         if found_inf is not None:
             factors = [torch.where(found_inf.to(f.device) > 0, torch.ones_like(f), f) for f in factors]
-        self._divide(layers, factors, held)
+        self._divide(layers, weights, factors, held)
         self._publish(layers, sizes, factors, found_inf)
         self._forget(layers)
 
-    def _follow(self, layers: list[FoundLayer]) -> None:
+    def _follow(self, layers: list[FoundLayer], weights: list[nn.Parameter]) -> None:
         """Keeps what is kept beside the weights of a model that was moved to another device."""
-        for layer in layers:
-            for kept in (self._sizes, self._scales):
-                kept[layer.name] = kept[layer.name].to(layer.weight.device)
+        for layer, weight in zip(layers, weights, strict=True):
+            if self._sizes[layer.name].device != weight.device:
+                for kept in (self._sizes, self._scales):
+                    kept[layer.name] = kept[layer.name].to(weight.device)
 
-    def _divide(self, layers: list[FoundLayer], factors: list[Tensor], held: set[int]) -> None:
+    def _divide(
+        self, layers: list[FoundLayer], weights: list[nn.Parameter], factors: list[Tensor], held: set[int]
+    ) -> None:
         """Divides each weight once, by the largest factor of the layers that use it; ``factors`` tells them all."""
         users: dict[int, list[int]] = {}
-        for i, layer in enumerate(layers):
-            users.setdefault(id(layer.weight), []).append(i)
+        for i, weight in enumerate(weights):
+            users.setdefault(id(weight), []).append(i)
+        divided: list[Tensor] = []
+        by: list[Tensor] = []
         for identity, indices in users.items():
-            weight = layers[indices[0]].weight
-            binding = any(is_binding(self.bounds[layers[i].name]) for i in indices)
-            if identity in held and weight.requires_grad and binding:
-                factor = reduce(torch.maximum, [factors[i].to(weight.device) for i in indices])
-                shrink_(local(weight), factor)
+            weight = weights[indices[0]]
+            if (
+                identity in held
+                and weight.requires_grad
+                and any(is_binding(self.bounds[layers[i].name]) for i in indices)
+            ):
+                factor = reduce(torch.maximum, on_device(weight.device, [factors[i] for i in indices]))
+                divided.append(local(weight))
+                by.append(factor)
             else:
                 factor = torch.ones_like(factors[indices[0]])
             for i in indices:
                 factors[i] = factor
+        shrink_all_(divided, by)
 
     def _publish(
         self, layers: list[FoundLayer], sizes: list[Tensor], factors: list[Tensor], found_inf: Tensor | None
@@ -271,8 +282,13 @@ def largest(size: Tensor) -> Tensor:
 
 def together(tensors: Iterable[Tensor]) -> list[Tensor]:
     """The tensors on one device; a model may lie on several."""
-    first, *others = tensors
-    return [first, *(tensor.to(first.device) for tensor in others)]
+    tensors = list(tensors)
+    return on_device(tensors[0].device, tensors)
+
+
+def on_device(device: torch.device, tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The tensors there, without a call for those that are there already."""
+    return [tensor if tensor.device == device else tensor.to(device) for tensor in tensors]
 
 
 def _rebuild(cls: type[Constraint], model: nn.Module, options: dict[str, Any], state: dict[str, Tensor]) -> Constraint:

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from .errors import BoundError, NormError
 
+LARGEST_POWER = 6
+"""Up to this power every float32 and every sum of 1e30 of them has room in float64, so that nothing need be scaled."""
+
 
 def check_p(p: float) -> float:
     """Returns p if it names a norm (1 ≤ p ≤ inf), and refuses it otherwise."""
@@ -45,19 +48,26 @@ def gain(z: Tensor, x: Tensor, p: float = 2.0, *, instance_dims: int | None = No
 
 
 def _gain(z: Tensor, x: Tensor, p: float, instance_dims: int) -> Tensor:
-    """Scaling triples the memory that is read; where looking at a result is free, it is done only if need be."""
+    """The ratio of two norms, none of whose powers may over- or underflow, in as few passes and launches as can be."""
     if instance_dims == 0:
         z, x, instance_dims = z.unsqueeze(-1), x.unsqueeze(-1), 1
     dims = tuple(range(-instance_dims, 0))
+    wide = torch.promote_types(torch.promote_types(z.dtype, x.dtype), torch.float32)
     if x.device.type == "cpu" and not torch.compiler.is_compiling():
-        z_norm, x_norm = (torch.linalg.vector_norm(widened(v), ord=p, dim=dims) for v in (z, x))
+        # Where looking at a result is free, plain norms are taken, and others only if these cannot be trusted.
+        z_norm, x_norm = (torch.linalg.vector_norm(v, ord=p, dim=dims, dtype=wide) for v in (z, x))
         if _trustworthy(z_norm, p) and _trustworthy(x_norm, p):
             fast: Tensor = z_norm / x_norm
             return fast
-    z_scale, z_norm = _scaled_norm(z, p, dims)
-    x_scale, x_norm = _scaled_norm(x, p, dims)
-    ratio = (z_scale / x_scale) * (z_norm / x_norm)
-    return ratio.masked_fill_(x_norm == 0, 0.0)
+    if p == math.inf or (wide == torch.float32 and p <= LARGEST_POWER and x.device.type != "mps"):
+        room = wide if p == math.inf else torch.float64
+        z_norm, x_norm = (torch.linalg.vector_norm(v, ord=p, dim=dims, dtype=room) for v in (z, x))
+        ratio = torch.add(z_norm / x_norm, x_norm, alpha=0)  # not finite where x is not
+    else:
+        z_scale, z_norm = _scaled_norm(z, p, dims)
+        x_scale, x_norm = _scaled_norm(x, p, dims)
+        ratio = (z_scale / x_scale) * (z_norm / x_norm)
+    return ratio.masked_fill_(x_norm == 0, 0.0).to(wide)
 
 
 def _trustworthy(norm: Tensor, p: float) -> bool:
@@ -71,10 +81,7 @@ def _trustworthy(norm: Tensor, p: float) -> bool:
 
 
 def _scaled_norm(v: Tensor, p: float, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """``(s, n)`` with ``‖v‖_p = s·n`` and s the largest entry, so that no power over- or underflows in n.
-
-    In as few launches as can be, since on an accelerator they are what measuring costs.
-    """
+    """``(s, n)`` with ``‖v‖_p = s·n`` and s the largest entry, so that no power over- or underflows in n."""
     wide = torch.promote_types(v.dtype, torch.float32)
     largest = torch.linalg.vector_norm(v, ord=math.inf, dim=dims, keepdim=True, dtype=wide)
     scale = largest.clamp_min_(torch.finfo(wide).tiny)  # where all entries are 0, so is n
@@ -112,13 +119,23 @@ def divisors(sizes: Sequence[Tensor], bounds: Sequence[float]) -> list[Tensor]:
     return list(ratios)
 
 
-@torch.no_grad()
 def shrink_(weight: Tensor, divisor: Tensor) -> Tensor:
     """Divides the weight in place; dividing by exactly 1 changes no bit."""
-    if weight.dtype == divisor.dtype:
-        return weight.div_(divisor)
-    # A divisor rounded to bfloat16 would miss the bound by up to 0.4 %, so the quotient is what is rounded.
-    return weight.copy_(weight.to(torch.promote_types(weight.dtype, divisor.dtype)).div_(divisor))
+    shrink_all_([weight], [divisor])
+    return weight
+
+
+@torch.no_grad()
+def shrink_all_(weights: Sequence[Tensor], divisors: Sequence[Tensor]) -> None:
+    """Divides each weight by its divisor, in place."""
+    pairs = list(zip(weights, divisors, strict=True))
+    same = [pair for pair in pairs if pair[0].dtype == pair[1].dtype]
+    if same:
+        torch._foreach_div_([weight for weight, _ in same], [divisor for _, divisor in same])
+    for weight, divisor in pairs:
+        if weight.dtype != divisor.dtype:
+            # A divisor rounded to bfloat16 would miss the bound by up to 0.4 %, so the quotient is what is rounded.
+            weight.copy_(weight.to(torch.promote_types(weight.dtype, divisor.dtype)).div_(divisor))
 
 
 def is_binding(bound: float) -> bool:

@@ -116,7 +116,7 @@ class RunningMaximum:
         if self.maximum.device != gains.device:
             self.to(gains.device)
         usable = finite(gains)
-        self.maximum.copy_(torch.maximum(self.maximum, usable.amax()))
+        self.maximum.clamp_(min=usable.amax())
         self.dropped.add_((usable != gains).sum())
 
     @torch.no_grad()
