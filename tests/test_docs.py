@@ -1,0 +1,121 @@
+"""The pages under docs/: links lead somewhere, tables and figures are made from what was measured, prose quotes it."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+from urllib.parse import unquote
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+NUMBERS = DOCS / "figures" / "numbers.json"
+PAGES = sorted(DOCS.glob("*.md"))
+MEASURED = [page for page in PAGES if "<!-- table:" in page.read_text(encoding="utf-8")]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+QUOTED_FROM_THE_PAPER = {"2.006"}
+LARGEST_FIGURE = 150_000
+
+named = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+measured = pytest.mark.parametrize("page", MEASURED, ids=lambda page: page.stem)
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory):
+    """A copy of the pages, worked over by the script in a hurry, and a copy that it only filled in again."""
+    quick, redrawn = tmp_path_factory.mktemp("quick"), tmp_path_factory.mktemp("redrawn")
+    for page in PAGES:
+        shutil.copy(page, quick)
+        shutil.copy(page, redrawn)
+    (redrawn / "figures").mkdir()
+    shutil.copy(NUMBERS, redrawn / "figures")
+    for folder, mode in ((quick, "--quick"), (redrawn, "--redraw")):
+        command = [sys.executable, "-W", "error", str(DOCS / "make_figures.py"), mode, "--out", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    return quick, redrawn
+
+
+@named
+def test_links_lead_somewhere(page):
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        path, _, heading = unquote(target).partition("#")
+        if "://" in path:
+            continue
+        linked = page.parent / path if path else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        if heading:
+            assert heading in headings(linked), f"{page.name} links to {target}"
+
+
+def test_index_knows_every_page():
+    index = LINK.findall((DOCS / "README.md").read_text(encoding="utf-8"))
+    assert {page.name for page in PAGES} - {"README.md"} <= set(index)
+
+
+@measured
+def test_tables_hold_what_was_measured(page, scripted):
+    _, redrawn = scripted
+    assert (redrawn / page.name).read_text(encoding="utf-8") == page.read_text(encoding="utf-8"), (
+        "run docs/make_figures.py --redraw"
+    )
+
+
+@measured
+def test_prose_quotes_what_was_measured(page):
+    """Every decimal number in a sentence or a caption stands in the page's table, or is a measured one, rounded."""
+    text = page.read_text(encoding="utf-8")
+    tables = "\n".join(line for line in text.splitlines() if line.startswith("|"))
+    numbers = json.loads(NUMBERS.read_text(encoding="utf-8"))
+    leaves = list(chain(numbers_in(numbers[page.stem]), numbers_in(numbers["of all"])))
+    prose = re.sub(r"^```.*?^```|`[^`]*`|^\|.*?$", "", text, flags=re.MULTILINE | re.DOTALL)
+    quoted = set(re.findall(r"\d+\.\d+", prose)) - QUOTED_FROM_THE_PAPER - set(re.findall(r"\d+\.\d+", tables))
+    unknown = {
+        number for number in quoted if number not in {f"{leaf:.{len(number.partition('.')[2])}f}" for leaf in leaves}
+    }
+    assert not unknown
+
+
+@measured
+def test_figures_are_small_and_made_by_the_script(page, scripted):
+    quick, redrawn = scripted
+    name = f"{page.stem}.svg"
+    assert f"figures/{name}" in LINK.findall(page.read_text(encoding="utf-8"))
+    for figure in (DOCS / "figures" / name, redrawn / "figures" / name, quick / "figures" / name):
+        content = figure.read_bytes()
+        assert len(content) < LARGEST_FIGURE
+        assert "prefers-color-scheme: dark" in content.decode()
+        drawn = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(content).iter()}
+        assert {"path", "text"} <= drawn
+
+
+def test_a_quick_run_replaces_numbers_and_tables(scripted):
+    quick, _ = scripted
+    numbers = json.loads((quick / "figures" / "numbers.json").read_text(encoding="utf-8"))
+    assert set(numbers) == {"of all", *(page.stem for page in MEASURED)}
+    for page in MEASURED:
+        assert (quick / page.name).read_text(encoding="utf-8") != page.read_text(encoding="utf-8")
+
+
+def headings(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
+def numbers_in(content):
+    """Every number of a JSON value; not those of long series, among which one would find anything."""
+    if isinstance(content, dict):
+        for value in content.values():
+            yield from numbers_in(value)
+    elif isinstance(content, list):
+        if len(content) <= 20:
+            for value in content:
+                yield from numbers_in(value)
+    elif isinstance(content, int | float):
+        yield content
