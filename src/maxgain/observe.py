@@ -93,8 +93,8 @@ class RunningMaximum:
         self.layer = layer
         self.p = p
         self.instance: Instance = instance
-        self.maximum = layer.scalar(UNMEASURED)
-        self.dropped = torch.zeros((), dtype=torch.int64, device=self.maximum.device)
+        self.maximum = _fixed(layer.scalar(UNMEASURED))
+        self.dropped = _fixed(torch.zeros((), dtype=torch.int64, device=self.maximum.device))
         self.paused = False
         self.keep_inputs = keep_inputs
         self.kept: Kept | None = None
@@ -140,7 +140,16 @@ class RunningMaximum:
 
     def to(self, device: torch.device) -> None:
         """Follows a model that was moved."""
-        self.maximum, self.dropped = self.maximum.to(device), self.dropped.to(device)
+        self.maximum, self.dropped = _fixed(self.maximum.to(device)), _fixed(self.dropped.to(device))
+
+
+def _fixed(tensor: Tensor) -> Tensor:
+    """Says that the tensor stays where it is, so that CUDA graphs need no copy of it.
+
+    As ``torch._dynamo.mark_static_address`` does, but without the seconds that importing it takes.
+    """
+    tensor._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]
+    return tensor
 
 
 def forget(observers: Sequence[RunningMaximum]) -> None:
