@@ -49,7 +49,7 @@ class GainReport:
         with _extra("rich"):
             from rich.table import Table
         table = Table(title=title or f"gain by layer, p = {self.p:g}")
-        table.add_column("layer")
+        table.add_column("layer", overflow="fold")
         for column in ("instances", *(name.replace("_", " ") for name in QUANTILES)):
             table.add_column(column, justify="right")
         for name, row in self.quantiles().items():
