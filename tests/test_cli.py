@@ -110,7 +110,7 @@ def test_help_shows_a_recipes_own_defaults(name, capsys) -> None:
         ("train digits --gamma 1.5", "--gamma 1.5 has no effect with --regulariser none: name maxgain there"),
         ("train digits --gamma 3 --regulariser maxgain=2", "--gamma 3 has no effect with --regulariser maxgain=2"),
         ("train digits --regulariser maxgian", "there is no regulariser 'maxgian': did you mean 'maxgain'?"),
-        ("train digits --network vgg91", "there is no network called 'vgg91': did you mean 'vgg19'?"),
+        ("train digits --network vgg91", "there is no network 'vgg91': did you mean 'vgg19'?"),
         ("train digits --network vgg19", "a network that halves the image 5 times needs at least 32×32 pixels"),
         ("train digits --dataset digitz", "there is no data set 'digitz'"),
         ("train digits --device gpu", "there is no device 'gpu' to train on here: use 'cpu', 'cuda' or 'auto'."),
@@ -138,7 +138,16 @@ def test_what_is_wrong_is_said_in_one_sentence(command, said, capsys, monkeypatc
     told = capsys.readouterr().err
     assert told.startswith(f"maxgain: {said}")
     assert told.count("\n") == 1
+    assert told.endswith((".\n", "?\n"))
     assert not list(Path().iterdir()), "something was left behind"
+
+
+@pytest.mark.parametrize(("missing", "command"), [("tyro", "--help"), ("optuna", "tune digits --help")])
+def test_what_is_not_installed_is_named_in_one_sentence(missing, command) -> None:
+    code = f"import sys; sys.modules['{missing}'] = None; from maxgain.study.__main__ import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code, *command.split()], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == f"maxgain: the command line needs {missing}: pip install 'maxgain[study]'.\n"
 
 
 def cifar10(folder: Path) -> Path:
@@ -170,7 +179,7 @@ def test_a_folder_that_cannot_be_written_is_known_of_at_once(flags, capsys, monk
     Path("file").write_text("something of value")
     assert cli.main(["train", "digits", "--out", "file/run", *flags]) == 2
     told = capsys.readouterr().err
-    assert told == "maxgain: cannot write file/run/config.json: Not a directory\n"
+    assert told == "maxgain: cannot write file/run/config.json: Not a directory.\n"
     assert Path("file").read_text() == "something of value"
 
 

@@ -139,7 +139,7 @@ def test_a_data_set_that_is_not_there_says_where_it_was_looked_for_and_what_to_d
 
 @pytest.mark.parametrize("call", [datasets.load, datasets.check, datasets.fetch])
 def test_an_unknown_data_set_is_answered_with_the_known_ones(call):
-    with pytest.raises(DataError, match="no data set 'mnist': choose one of digits, cifar10, cifar100, svhn"):
+    with pytest.raises(DataError, match="no data set 'mnist': there are digits, cifar10, cifar100, svhn"):
         call("mnist")
 
 

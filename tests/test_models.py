@@ -294,12 +294,12 @@ def test_evaluation_is_deterministic_and_survives_pickling(name):
     ("wrong", "right"), [("vgg91", "vgg19"), ("VGG19", "vgg19"), ("WRN-16-4", "wrn16_4"), ("svhn-vgg", "svhn_vgg")]
 )
 def test_an_unknown_network_is_answered_with_the_nearest_name(wrong, right):
-    with pytest.raises(RecipeError, match=f"no network called '{wrong}': did you mean '{right}'"):
+    with pytest.raises(RecipeError, match=f"no network '{wrong}': did you mean '{right}'"):
         build(wrong, (3, 32, 32), 10)
 
 
 def test_a_name_like_no_other_is_answered_with_all_names():
-    with pytest.raises(RecipeError, match="'transformer': known are vgg19, svhn_vgg, wrn16_4, cnn, mlp"):
+    with pytest.raises(RecipeError, match="'transformer': there are vgg19, svhn_vgg, wrn16_4, cnn, mlp"):
         build("transformer", (3, 32, 32), 10)
 
 

@@ -7,12 +7,13 @@ def main() -> int:
     """Runs the command line, or says how to install it."""
     try:
         from .cli import main as run
+
+        return run()
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("maxgain"):
             raise
         sys.stderr.write(f"maxgain: the command line needs {error.name}: pip install 'maxgain[study]'.\n")
         return 2
-    return run()
 
 
 if __name__ == "__main__":

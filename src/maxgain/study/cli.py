@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        sys.stderr.write(f"maxgain: {error.strerror or error}{where}\n")
+        sys.stderr.write(f"maxgain: {error.strerror or error}{where}.\n")
         return 2
     except (MemoryError, torch.OutOfMemoryError):
         sys.stderr.write("maxgain: there is not enough memory: try a smaller --batch-size, or another --device.\n")

@@ -12,6 +12,7 @@ from maxgain.errors import DataError
 from maxgain.study import readers
 from maxgain.study.download import Download
 from maxgain.study.sources import Description, Digits, Folder, Folds, Released, Source
+from maxgain.study.spelling import unknown
 from maxgain.study.splits import Dataset, Split
 
 __all__ = ["DATASETS", "Dataset", "Description", "Split", "check", "data_root", "describe", "fetch", "load"]
@@ -26,9 +27,9 @@ def load(name: str, root: Path | None = None, fold: int | None = None, size: int
     source = _source(name)
     if fold is not None and not 0 <= fold < source.folds:
         has = f"folds 0 to {source.folds - 1}" if source.folds > 1 else "no folds"
-        raise DataError(f"{name} has {has}, so fold {fold} cannot be had")
+        raise DataError(f"{name} has {has}, so fold {fold} cannot be had.")
     if size is not None and not source.any_size:
-        raise DataError(f"{name} has images of one size, so {size} cannot be chosen")
+        raise DataError(f"{name} has images of one size, so {size} cannot be chosen.")
     return source.load(source.locate(data_root(root)), fold, size)
 
 
@@ -59,7 +60,7 @@ def data_root(root: Path | None = None) -> Path:
 
 def _source(name: str) -> Source:
     if name not in DATASETS:
-        raise DataError(f"there is no data set {name!r}: choose one of {', '.join(DATASETS)}")
+        raise DataError(unknown("data set", name, DATASETS))
     return DATASETS[name]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from maxgain.errors import DataError, RunError
 from maxgain.study.files import whole_file
+from maxgain.study.spelling import clause
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,9 @@ def unpack(archive: Path, folder: Path, files: tuple[str, ...]) -> None:
                         shutil.copyfileobj(source, target)
                     wanted.remove(path.name)
     except (tarfile.TarError, EOFError, zlib.error, OSError, RunError) as error:
-        raise DataError(f"cannot unpack {archive} into {folder}: {error}") from error
+        raise DataError(f"cannot unpack {archive} into {folder}: {clause(error)}.") from error
     if wanted:
-        raise DataError(f"{archive} has no {', '.join(sorted(wanted))}")
+        raise DataError(f"{archive} has no {', '.join(sorted(wanted))}.")
 
 
 def _retrieve(download: Download, folder: Path, progress: bool) -> Path:
@@ -86,9 +87,9 @@ def _retrieve(download: Download, folder: Path, progress: bool) -> Path:
     except requests.Timeout:
         reason = "the server did not answer in time"
     except requests.RequestException:
-        reason = "the connection failed; is this machine on the network?"
+        reason = "the connection failed; check that this machine is on the network"
     except OSError as error:
         reason = error.strerror or str(error)
     except ValueError:  # how pooch says that the checksum is wrong
         reason = "its SHA-256 is not the expected one, so nothing was kept; try again later"
-    raise DataError(f"cannot download {download.url} into {folder}: {reason}")
+    raise DataError(f"cannot download {download.url} into {folder}: {reason}.")

@@ -28,7 +28,7 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
-        raise RunError(f"cannot write {path}: it exists and is not an ordinary file; choose another name")
+        raise RunError(f"cannot write {path}: it exists and is not an ordinary file; choose another name.")
     partial = _beside(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         partial.replace(target)
     except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+        raise RunError(f"cannot write {path}: {error.strerror or error}.") from error
     finally:
         with suppress(OSError):
             partial.unlink()
@@ -52,14 +52,14 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise RunError(f"cannot write {path}: it exists already and is not an empty folder; choose another name")
+        raise RunError(f"cannot write {path}: it exists already and is not an empty folder; choose another name.")
     partial = _beside(target)
     try:
         partial.mkdir(parents=True)
         yield partial
         partial.replace(target)
     except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+        raise RunError(f"cannot write {path}: {error.strerror or error}.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -80,7 +80,7 @@ def write_json(path: str | Path, content: Any) -> None:
     try:
         text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise RunError(f"cannot write {path}: {error}") from error
+        raise RunError(f"cannot write {path}: {error}.") from error
     write_text(path, text + "\n")
 
 

@@ -5,7 +5,6 @@ seed gives them, so that runs with and without can be compared layer by layer. A
 in [-1, 1] and start from He-normal weights (fan-in) and zero biases.
 """
 
-import difflib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,6 +14,8 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from maxgain.errors import RecipeError
+
+from .spelling import unknown
 
 Shape = tuple[int, int, int]
 """Channels, height and width of an image."""
@@ -88,7 +89,7 @@ def wrn(
     if remainder or blocks < 1 or width < 1:
         raise RecipeError(
             f"there is no WRN-{depth}-{width}: the depth must be one of 10, 16, 22, 28, ... (6n + 4) "
-            "and the width at least 1"
+            "and the width at least 1."
         )
     layers: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Conv2d(shape[0], 16, 3, padding=1, bias=False))
     inputs = 16
@@ -121,9 +122,7 @@ NETWORKS: dict[str, Builder] = {
 def build(name: str, shape: Shape, classes: int, *, batchnorm: bool = False, dropout: Noise | None = None) -> nn.Module:
     """The network of that name for images of ``shape``, as a row of ``NETWORKS`` makes it."""
     if name not in NETWORKS:
-        nearest = difflib.get_close_matches(name.lower(), NETWORKS, n=1)
-        hint = f"did you mean '{nearest[0]}'? " if nearest else ""
-        raise RecipeError(f"there is no network called '{name}': {hint}known are {', '.join(NETWORKS)}")
+        raise RecipeError(unknown("network", name, NETWORKS))
     return NETWORKS[name](shape, classes, batchnorm=batchnorm, dropout=dropout)
 
 
@@ -144,7 +143,7 @@ def _vgg(
     if min(height, width) < scale:
         raise RecipeError(
             f"a network that halves the image {len(stages)} times needs at least {scale}×{scale} pixels, not "
-            f"{height}×{width}: choose a smaller network, such as cnn or mlp"
+            f"{height}×{width}: choose a smaller network, such as cnn or mlp."
         )
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for stage, (convolutions, outputs) in enumerate(stages, start=1):

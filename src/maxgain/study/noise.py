@@ -163,7 +163,7 @@ def _fed_layers(model: nn.Module) -> Iterator[tuple[LearnedNoise, Fed]]:
     if waiting:
         raise RegulariserError(
             f"no convolution or dense layer follows the noise at '{next(iter(waiting))}', so it cannot be weighed: "
-            "put learned noise before a layer with weights"
+            "put learned noise before a layer with weights."
         )
 
 
@@ -174,5 +174,5 @@ def _inputs(layer: Fed) -> int:
 def _odds(rate: float) -> float:
     """The variance of the factors of dropout at that rate: rate / (1 - rate)."""
     if not 0 < rate < 1:
-        raise RegulariserError(f"a dropout rate must lie between 0 and 1, not at {rate}")
+        raise RegulariserError(f"a dropout rate must lie between 0 and 1, not at {rate}.")
     return rate / (1 - rate)

@@ -21,7 +21,7 @@ def find(folder: Path) -> list[Path]:
     try:
         found = [path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()]
     except OSError as error:
-        raise DataError(f"cannot list {folder}: {error.strerror or error}") from error
+        raise DataError(f"cannot list {folder}: {error.strerror or error}.") from error
     return sorted(path for path in found if not any(p.startswith(".") for p in path.relative_to(folder).parts))
 
 
@@ -35,7 +35,7 @@ def read(path: Path, side: int) -> NDArray[np.uint8]:
     except MemoryError:
         raise
     except Exception as error:  # the decoders raise many kinds, SyntaxError among them
-        raise DataError(f"{path} cannot be read as an image ({error}); repair or remove it") from error
+        raise DataError(f"{path} cannot be read as an image ({error}); repair or remove it.") from error
     width, height = (max(side, round(length * side / min(image.size))) for length in image.size)
     left, top = (width - side) // 2, (height - side) // 2
     square = image.resize((width, height), Image.Resampling.LANCZOS).crop((left, top, left + side, top + side))

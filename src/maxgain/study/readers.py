@@ -19,7 +19,7 @@ def cifar(path: Path, images: int, classes: int, label_bytes: int = 1) -> tuple[
     """
     record = label_bytes + 3 * 32 * 32
     if (found := size(path)) != images * record:
-        raise DataError(f"{path} has {found:,} bytes where {images * record:,} are expected")
+        raise DataError(f"{path} has {found:,} bytes where {images * record:,} are expected.")
     records = raw(path).reshape(images, record)
     labels = records[:, label_bytes - 1]
     expect_labels(path, labels, range(classes))
@@ -37,13 +37,13 @@ def svhn(path: Path, images: int, classes: int) -> tuple[Bytes, Bytes]:
     except MemoryError:
         raise
     except Exception as error:  # scipy raises whatever its parser trips over
-        raise DataError(f"{path} cannot be read as a MATLAB file with X and y ({error})") from error
+        raise DataError(f"{path} cannot be read as a MATLAB file with X and y ({error}).") from error
     if pixels.dtype != np.uint8 or pixels.shape != (32, 32, 3, images):
         raise DataError(
-            f"{path} has {pixels.dtype} images of shape {pixels.shape} where uint8 (32, 32, 3, {images}) is expected"
+            f"{path} has {pixels.dtype} images of shape {pixels.shape} where uint8 (32, 32, 3, {images}) is expected."
         )
     if len(labels) != images:
-        raise DataError(f"{path} has {len(labels):,} labels where {images:,} are expected")
+        raise DataError(f"{path} has {len(labels):,} labels where {images:,} are expected.")
     expect_labels(path, labels, range(1, classes + 1))
     return pixels.transpose(3, 2, 0, 1), (labels % classes).astype(np.uint8)
 
@@ -53,9 +53,9 @@ def size(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError as error:
-        raise DataError(f"{path} is missing") from error
+        raise DataError(f"{path} is missing.") from error
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror})") from error
+        raise DataError(f"{path} cannot be read ({error.strerror}).") from error
 
 
 def raw(path: Path) -> Bytes:
@@ -64,7 +64,7 @@ def raw(path: Path) -> Bytes:
     try:
         return np.fromfile(path, np.uint8)
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror or error})") from error
+        raise DataError(f"{path} cannot be read ({error.strerror or error}).") from error
 
 
 def expect_labels(path: Path, labels: Bytes, allowed: range) -> None:
@@ -73,5 +73,5 @@ def expect_labels(path: Path, labels: Bytes, allowed: range) -> None:
     if len(wrong):
         raise DataError(
             f"{path} has the label {labels[wrong[0]]} at image {wrong[0]:,} "
-            f"where {allowed.start} to {allowed.stop - 1} are possible"
+            f"where {allowed.start} to {allowed.stop - 1} are possible."
         )

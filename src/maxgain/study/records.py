@@ -22,6 +22,8 @@ from typing import Any
 
 from maxgain.errors import RecordError
 
+from .spelling import clause
+
 Record = dict[str, Any]
 
 
@@ -68,7 +70,7 @@ def append(folder: str | Path, record: Mapping[str, Any]) -> str:
     checked = _checked(_revive(_plain(record, "the record")))
     name = key(checked["config"])
     if checked.get("key", name) != name:
-        raise RecordError(f"this record has the key {checked['key']}, but its config makes it {name}")
+        raise RecordError(f"this record has the key {checked['key']}, but its config makes it {name}.")
     line = encode({**checked, "key": name}).encode() + b"\n"
     path = Path(folder) / f"{checked['recipe']}.jsonl"
     try:
@@ -76,7 +78,7 @@ def append(folder: str | Path, record: Mapping[str, Any]) -> str:
         with _locked(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, fcntl.LOCK_EX) as descriptor:
             _append_line(descriptor, line)
     except OSError as error:
-        raise RecordError(f"cannot write {path}: {error.strerror or error}") from error
+        raise RecordError(f"cannot write {path}: {error.strerror or error}.") from error
     return name
 
 
@@ -87,7 +89,7 @@ def read(folder: str | Path) -> Records:
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
-        raise RecordError(f"{folder} is a file: results are kept in a folder")
+        raise RecordError(f"{folder} is a file: results are kept in a folder.")
     runs: dict[str, Record] = {}
     failed: dict[str, Record] = {}
     warnings: list[str] = []
@@ -137,7 +139,7 @@ def _records_in(path: Path, warn: Callable[[str], None]) -> Iterator[Record]:
         with _locked(path, os.O_RDONLY, fcntl.LOCK_SH):  # so that no line is seen half written
             lines = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror or error}") from error
+        raise RecordError(f"cannot read {path}: {error.strerror or error}.") from error
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -147,12 +149,12 @@ def _records_in(path: Path, warn: Callable[[str], None]) -> Iterator[Record]:
         try:
             record = _checked(decode(line))
             if not isinstance(record.get("key"), str):
-                raise RecordError("it has no key")
+                raise RecordError("it has no key.")
             if record["recipe"] != path.stem:
-                raise RecordError(f"it is of the recipe {record['recipe']!r}, whose file is {record['recipe']}.jsonl")
+                raise RecordError(f"it is of the recipe {record['recipe']!r}, whose file is {record['recipe']}.jsonl.")
         except (ValueError, RecursionError, RecordError) as error:
             raise RecordError(
-                f"{path}, line {number} is no record of a run: {error}; correct or delete that line"
+                f"{path}, line {number} is no record of a run: {clause(error)}; correct or delete that line."
             ) from error
         yield record
 
@@ -160,28 +162,28 @@ def _records_in(path: Path, warn: Callable[[str], None]) -> Iterator[Record]:
 def _checked(record: Any) -> Record:
     """The record, unless it is incomplete or holds what cannot be a result."""
     if not isinstance(record, dict):
-        raise RecordError("a record must be an object with named fields")
+        raise RecordError("a record must be an object with named fields.")
     for name, kind in (("recipe", str), ("regulariser", str), ("config", dict)):
         if not isinstance(record.get(name), kind):
-            raise RecordError(f"{name!r} is missing or of the wrong kind")
+            raise RecordError(f"{name!r} is missing or of the wrong kind.")
     if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", record["recipe"], re.ASCII):
-        raise RecordError(f"the recipe's name {record['recipe']!r} cannot be the name of a file")
+        raise RecordError(f"the recipe's name {record['recipe']!r} cannot be the name of a file.")
     numbers = {name for name in record if name.endswith(("_accuracy", "_loss")) and record[name] is not None}
     for name in sorted(numbers):
         value, top = record[name], 1 if name.endswith("_accuracy") else math.inf
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= top:
-            raise RecordError(f"{name} is {value!r}, but must be a number from 0 to {top}")
+            raise RecordError(f"{name} is {value!r}, but must be a number from 0 to {top}.")
     match record.get("status"):
         case "ok" if not numbers & {"test_accuracy", "validation_accuracy"}:
-            raise RecordError("a run that succeeded must have a test_accuracy or a validation_accuracy")
+            raise RecordError("a run that succeeded must have a test_accuracy or a validation_accuracy.")
         case "failed" if numbers:
-            raise RecordError(f"a run that failed has no results, but this one has a {min(numbers)}")
+            raise RecordError(f"a run that failed has no results, but this one has a {min(numbers)}.")
         case "failed" if not (isinstance(record.get("error"), str) and record["error"]):
-            raise RecordError("a run that failed must say why, in 'error'")
+            raise RecordError("a run that failed must say why, in 'error'.")
         case "ok" | "failed":
             return record
         case status:
-            raise RecordError(f"status is {status!r}, but must be 'ok' or 'failed'")
+            raise RecordError(f"status is {status!r}, but must be 'ok' or 'failed'.")
 
 
 @contextmanager
@@ -209,16 +211,16 @@ def _plain(value: Any, where: str) -> Any:
             return value
         case float():
             if math.isnan(value):
-                raise RecordError(f"{where} is NaN, which is no result")
+                raise RecordError(f"{where} is NaN, which is no result.")
             return value if math.isfinite(value) else str(float(value))
         case Mapping():
             if strange := [name for name in value if not isinstance(name, str)]:
-                raise RecordError(f"{where} has a field called {strange[0]!r}, but names must be texts")
+                raise RecordError(f"{where} has a field called {strange[0]!r}, but names must be texts.")
             return {name: _plain(item, name) for name, item in value.items()}
         case list() | tuple():
             return [_plain(item, where) for item in value]
         case _:
-            raise RecordError(f"{where} is of the type {type(value).__name__}, which JSON cannot hold")
+            raise RecordError(f"{where} is of the type {type(value).__name__}, which JSON cannot hold.")
 
 
 def _revive(value: Any) -> Any:

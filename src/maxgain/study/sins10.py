@@ -33,7 +33,7 @@ def build(
     from tqdm import tqdm
 
     if per_class < FOLDS or per_class % FOLDS:
-        raise DataError(f"{per_class} images a class do not make {FOLDS} equal folds: choose a multiple of {FOLDS}")
+        raise DataError(f"{per_class} images a class do not make {FOLDS} equal folds: choose a multiple of {FOLDS}.")
     classes = _read_mapping(mapping)
     rng = np.random.default_rng(seed)
     drawn = [_draw(imagenet, name, synsets, per_class, rng) for name, synsets in classes.items()]
@@ -59,16 +59,16 @@ def _read_mapping(path: Path) -> dict[str, list[str]]:
     try:
         mapping = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+        raise DataError(f"cannot read {path}: {error.strerror}.") from error
     except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}") from error
+        raise DataError(f"{path} is not JSON: {error}.") from error
     if not _is_mapping(mapping):
-        raise DataError(f'{path} has to map names of classes to lists of synsets, as {{"dog": ["n02084071"], ...}}')
+        raise DataError(f'{path} has to map names of classes to lists of synsets, as {{"dog": ["n02084071"], ...}}.')
     if len(mapping) != CLASSES:
-        raise DataError(f"{path} has {len(mapping)} classes where {CLASSES} are needed")
+        raise DataError(f"{path} has {len(mapping)} classes where {CLASSES} are needed.")
     synsets = [synset for members in mapping.values() for synset in members]
     if repeated := next((synset for synset in synsets if synsets.count(synset) > 1), None):
-        raise DataError(f"{path} names the synset {repeated} more than once")
+        raise DataError(f"{path} names the synset {repeated} more than once.")
     return dict(mapping)
 
 
@@ -88,8 +88,8 @@ def _draw(imagenet: Path, name: str, synsets: Sequence[str], count: int, rng: np
     """`count` images of one class, drawn from all of its synsets together."""
     for synset in synsets:
         if not (imagenet / synset).is_dir():
-            raise DataError(f"{imagenet} has no folder {synset}, which the class {name} asks for")
+            raise DataError(f"{imagenet} has no folder {synset}, which the class {name} asks for.")
     files = [path for synset in synsets for path in pictures.find(imagenet / synset)]
     if len(files) < count:
-        raise DataError(f"the class {name} has {len(files):,} images where {count:,} are needed")
+        raise DataError(f"the class {name} has {len(files):,} images where {count:,} are needed.")
     return [files[index] for index in rng.permutation(len(files))[:count]]

@@ -14,6 +14,7 @@ import numpy as np
 from maxgain.errors import DataError
 from maxgain.study import download, pictures, readers
 from maxgain.study.download import Download
+from maxgain.study.spelling import clause
 from maxgain.study.splits import Bytes, Dataset, Split, cut, stratified_order
 
 # The draw that splits data sets which come without a split. Another seed would be another data set.
@@ -61,7 +62,7 @@ class Source:
 
     def fetch(self, root: Path, progress: bool) -> Path:
         """Download what is missing or damaged, and return its own folder."""
-        raise DataError(f"{self.name} cannot be fetched: {self.remedy}")
+        raise DataError(f"{self.name} cannot be fetched: {self.remedy}.")
 
     def find(self, root: Path) -> Path | None:
         """Its own folder: `root` itself where that has its files, else one of its names under `root`."""
@@ -75,7 +76,7 @@ class Source:
             return found
         raise DataError(
             f"{self.name} is not in {root}, which has no folder {self.folders[0]}: {self.remedy}, "
-            "or set MAXGAIN_DATA to the folder that has it"
+            "or set MAXGAIN_DATA to the folder that has it."
         )
 
     def describe(self, root: Path) -> Description:
@@ -174,7 +175,7 @@ class Released(Source):
         try:
             return self.read(path, images, len(self.classes))
         except DataError as error:
-            raise DataError(f"{error}: {self.remedy}") from error
+            raise DataError(f"{clause(error)}: {self.remedy}.") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +201,7 @@ class Folds(Source):
     def load(self, where: Path, fold: int | None, side: int | None) -> Dataset:
         """Read one fold, and nothing else."""
         if fold is None:
-            raise DataError(f"{self.name} is used one fold at a time: choose a fold from 0 to {self.folds - 1}")
+            raise DataError(f"{self.name} is used one fold at a time: choose a fold from 0 to {self.folds - 1}.")
         images, labels = self._open(where)
         size = len(labels) // self.folds
         chosen = slice(fold * size, (fold + 1) * size)
@@ -223,11 +224,11 @@ class Folds(Source):
         size, labels = readers.size(path), readers.raw(where / "y.bin")
         images, rest = divmod(size, pixels)
         if rest:
-            raise DataError(f"{path} has {size:,} bytes, which is no whole number of images of {pixels:,} bytes")
+            raise DataError(f"{path} has {size:,} bytes, which is no whole number of images of {pixels:,} bytes.")
         if images != len(labels):
-            raise DataError(f"{path} has {images:,} images where y.bin beside it has {len(labels):,} labels")
+            raise DataError(f"{path} has {images:,} images where y.bin beside it has {len(labels):,} labels.")
         if images % self.folds or images < 10 * self.folds:
-            raise DataError(f"{path} has {images:,} images, not {self.folds} equal folds of 10 images or more")
+            raise DataError(f"{path} has {images:,} images, not {self.folds} equal folds of 10 images or more.")
         readers.expect_labels(where / "y.bin", labels, range(self.labels))
         return np.memmap(path, np.uint8, "r", shape=(images, *self.shape)), labels
 
@@ -238,7 +239,7 @@ class Folds(Source):
             return tuple(map(str, range(self.labels)))
         names = tuple(readers.raw(path).tobytes().decode(errors="replace").splitlines())
         if len(names) != self.labels:
-            raise DataError(f"{path} has {len(names)} lines where {self.labels} names of classes are expected")
+            raise DataError(f"{path} has {len(names)} lines where {self.labels} names of classes are expected.")
         return names
 
 
@@ -259,7 +260,7 @@ class Folder(Source):
         """Read every image, its smaller side resized to `side` and its central square cut out."""
         side = self.default_side if side is None else side
         if side < 1:
-            raise DataError(f"images cannot be {side} pixels wide: choose a size of 1 or more")
+            raise DataError(f"images cannot be {side} pixels wide: choose a size of 1 or more.")
         classes, parts = self._list(where)
         train, validation, test = (self._read(part, side) for part in parts)
         return Dataset(self.name, train, validation, test, classes, fold)
@@ -274,7 +275,7 @@ class Folder(Source):
     def locate(self, root: Path) -> Path:
         """The root itself."""
         if not root.is_dir():
-            raise DataError(f"{root} is not a folder: {self.remedy}")
+            raise DataError(f"{root} is not a folder: {self.remedy}.")
         return root
 
     def describe(self, root: Path) -> Description:
@@ -296,24 +297,24 @@ class Folder(Source):
             else:
                 train, validation = _stratified(train, 0.9)
         else:
-            raise DataError(f"{where} has {' and '.join(split)} but needs both train and test, or neither")
+            raise DataError(f"{where} has {' and '.join(split)} but needs both train and test, or neither.")
         if not (train and validation and test):
-            raise DataError(f"{where} has too few images for a training, a validation and a test part")
+            raise DataError(f"{where} has too few images for a training, a validation and a test part.")
         return classes, (train, validation, test)
 
     def _class_names(self, where: Path) -> tuple[str, ...]:
         names = tuple(folder.name for folder in _folders(where))
         if len(names) < 2:
-            raise DataError(f"{where} has {len(names)} folders where one for each class is expected: {self.remedy}")
+            raise DataError(f"{where} has {len(names)} folders where one for each class is expected: {self.remedy}.")
         return names
 
     def _files(self, where: Path, classes: tuple[str, ...]) -> Listing:
         if unknown := {folder.name for folder in _folders(where)} - set(classes):
-            raise DataError(f"{where} has a folder {min(unknown)}, which is no class of the training images")
+            raise DataError(f"{where} has a folder {min(unknown)}, which is no class of the training images.")
         files = [(path, label) for label, name in enumerate(classes) for path in pictures.find(where / name)]
         labels = {label for _, label in files}
         if empty := [name for label, name in enumerate(classes) if label not in labels]:
-            raise DataError(f"{where / empty[0]} has no images: {self.remedy}")
+            raise DataError(f"{where / empty[0]} has no images: {self.remedy}.")
         return files
 
     def _read(self, files: Listing, side: int) -> Split:

@@ -1,12 +1,17 @@
-"""What to say to somebody who named a thing that does not exist."""
+"""What sentences to people have in common, whatever they are about."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """One sentence with the nearest spelling, or with all names there are."""
+    """One sentence to somebody who named a thing that does not exist: the nearest spelling, or all names there are."""
     known = list(known)
-    near = get_close_matches(name, known, n=1)
+    near = get_close_matches(name.lower(), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
     return f"there is no {kind} {name!r}: {hint}"
+
+
+def clause(sentence: object) -> str:
+    """A sentence, mostly an error's, without its full stop: for a longer one that it becomes a part of."""
+    return str(sentence).removesuffix(".")
