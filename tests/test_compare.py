@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 
 from maxgain.errors import RecipeError, RunError
-from maxgain.study import choice, compare, records, workers
+from maxgain.study import choice, compare, records, statistics, workers
 from maxgain.study.cli import main
 from maxgain.study.compare import Job, Pairing, Place
 from maxgain.study.recipes import RECIPES, to_json
@@ -54,8 +54,8 @@ def test_seeds_begin_with_the_recipes_own_and_leave_the_data_alone():
 
 
 def test_folds_that_are_not_there_are_refused():
-    with pytest.raises(RecipeError, match="cifar10 has a single split and no disjoint folds: compare over --seeds"):
-        compare.folds(RECIPES["cifar10"], 3)
+    with pytest.raises(RecipeError, match="cifar10 has a single split, and cross-validation takes 3 --folds at least"):
+        compare.folds(RECIPES["cifar10"], 2)
     with pytest.raises(RecipeError, match="digits has 10 folds, so --folds must be from 1 to 10, not 11"):
         compare.folds(QUICK, 11)
 
@@ -134,6 +134,23 @@ def test_a_comparison_over_seeds_says_that_it_is_about_one_split():
     jobs = compare.plan(QUICK, ["none", "dropout"], pairing)
     runs = tuple({"key": job.key, "test_accuracy": 0.9 + 0.01 * index} for index, job in enumerate(jobs))
     assert "over seeds on one split" in compare.comparison(jobs, Records(runs, (), ()), "none", pairing).test
+
+
+def test_overlapping_folds_of_a_single_split_get_the_corrected_test():
+    scores = {"none": [0.90, 0.91, 0.89, 0.93], "dropout": [0.92, 0.92, 0.93, 0.94]}
+    recipe = RECIPES["cifar10"]
+    pairing = compare.folds(recipe, 4)
+    jobs = compare.plan(recipe, list(scores), pairing)
+    assert {job.recipe.cross_validation for job in jobs} == {4}
+    comparison = compare.comparison(jobs, recorded(scores, jobs), "none", pairing)
+    assert comparison.test == "Nadeau–Bengio corrected t-test (training sets overlap)"
+    # One fold of four is tested on, one is for validation, and two are trained on.
+    expected = statistics.corrected_t(scores["dropout"], scores["none"], 1 / 2)
+    assert comparison.rows["dropout"].test.p_value == expected.p_value
+    plain = stats.ttest_rel(scores["dropout"], scores["none"]).pvalue
+    assert expected.p_value > plain
+    both = replace(jobs[0].recipe, train_on="train+validation")
+    assert statistics.overlap("fold", to_json(both)).test_fraction_ratio == pytest.approx(1 / 3)
 
 
 # Tuning by fold

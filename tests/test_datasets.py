@@ -689,3 +689,26 @@ def test_real_folds_share_no_image():
     assert len(data[0].train) + len(data[0].validation) == sizes[0] * 9 // 10
     assert not fingerprints(data[0].train, data[0].validation) & fingerprints(data[0].test)
     assert data[0].test.labels.bincount(minlength=10).min() > 0
+
+
+def test_cross_validation_tests_every_image_once_and_leaves_the_test_part_alone(small_cifar10):
+    folder, _ = small_cifar10
+    whole = datasets.load("cifar10", folder.parent)
+    pool = whole.train.join(whole.validation)
+    tested = []
+    for fold in range(4):
+        cut = datasets.load("cifar10", folder.parent, fold, cross_validation=4)
+        parts = [cut.train, cut.validation, cut.test]
+        assert sorted(image.tobytes() for part in parts for image in part.images.numpy()) == sorted(
+            image.tobytes() for image in pool.images.numpy()
+        )
+        assert len(cut.train) == pytest.approx(len(pool) / 2, abs=2)
+        tested += [image.tobytes() for image in cut.test.images.numpy()]
+    assert sorted(tested) == sorted(image.tobytes() for image in pool.images.numpy())
+
+
+def test_cross_validation_is_refused_where_there_are_disjoint_folds_or_no_such_fold():
+    with pytest.raises(DataError, match="digits has 10 disjoint folds"):
+        datasets.load("digits", fold=0, cross_validation=3)
+    with pytest.raises(DataError, match="3-fold cross-validation has no fold 3"):
+        datasets.load("cifar10", fold=3, cross_validation=3)

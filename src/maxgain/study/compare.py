@@ -33,15 +33,14 @@ class Pairing:
 
     over: Literal["fold", "seed"]
     numbers: tuple[int, ...]
+    cross_validation: int | None = None
+    """How many folds a data set is cut into that has none of its own."""
 
     def apply(self, recipe: Recipe, number: int) -> Recipe:
         """The recipe on that fold, or with that seed."""
-        return replace(recipe, fold=number) if self.over == "fold" else replace(recipe, seed=number)
-
-    @property
-    def overlap(self) -> statistics.Overlap | None:
-        """What runs of different pairs share: nothing if they are on disjoint folds, else all of the data."""
-        return None if self.over == "fold" else statistics.Overlap()
+        if self.over == "seed":
+            return replace(recipe, seed=number)
+        return replace(recipe, fold=number, cross_validation=self.cross_validation)
 
 
 @dataclass(frozen=True)
@@ -104,10 +103,12 @@ class Comparison:
 
 
 def folds(recipe: Recipe, count: int) -> Pairing:
-    """The first folds of the recipe's data set."""
+    """The first disjoint folds of the recipe's data set, or so many of cross-validation where it has a single split."""
     there = DATASETS[recipe.dataset].folds if recipe.dataset in DATASETS else 1
     if there < 2:
-        raise RecipeError(f"{recipe.dataset} has a single split and no disjoint folds: compare over --seeds.")
+        if count < 3:
+            raise RecipeError(f"{recipe.dataset} has a single split, and cross-validation takes 3 --folds at least.")
+        return Pairing("fold", tuple(range(count)), cross_validation=count)
     if not 1 <= count <= there:
         raise RecipeError(f"{recipe.dataset} has {there} folds, so --folds must be from 1 to {there}, not {count}.")
     return Pairing("fold", tuple(range(count)))
@@ -190,7 +191,12 @@ def comparison(jobs: Sequence[Job], known: Records, baseline: str, pairing: Pair
     scores = {regulariser: by_number for regulariser, by_number in scores.items() if by_number}
     pairs = sorted(set.intersection(*map(set, scores.values()))) if scores else []
     paired = {regulariser: [by_number[pair] for pair in pairs] for regulariser, by_number in scores.items()}
-    rows = statistics.compare(paired, baseline, pairing.overlap) if baseline in paired and pairs else []
+    config = to_json(jobs[0].recipe)
+    rows = (
+        statistics.compare(paired, baseline, statistics.overlap(pairing.over, config))
+        if baseline in paired and pairs
+        else []
+    )
     return Comparison({row.regulariser: row for row in rows}, tuple(pairs), tuple(failures))
 
 

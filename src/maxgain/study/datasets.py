@@ -13,18 +13,30 @@ from maxgain.study import readers
 from maxgain.study.download import Download
 from maxgain.study.sources import Description, Digits, Folder, Folds, Released, Source
 from maxgain.study.spelling import unknown
-from maxgain.study.splits import Dataset, Split
+from maxgain.study.splits import Dataset, Split, cross_validated
 
 __all__ = ["DATASETS", "Dataset", "Description", "Split", "check", "data_root", "describe", "fetch", "load"]
 
 
-def load(name: str, root: Path | None = None, fold: int | None = None, size: int | None = None) -> Dataset:
+def load(
+    name: str,
+    root: Path | None = None,
+    fold: int | None = None,
+    size: int | None = None,
+    cross_validation: int | None = None,
+) -> Dataset:
     """The data set `name` from the folder `root`, or from where `data_root` says.
 
-    `fold` chooses one of the disjoint folds of a data set that has them. `size` is the side of the images where that
-    can be chosen, which is in `folder` alone.
+    `fold` chooses one of the disjoint folds of a data set that has them, or one of `cross_validation` overlapping ones
+    of a data set that has none. `size` is the side of the images where that can be chosen, which is in `folder` alone.
     """
     source = _source(name)
+    if cross_validation is not None:
+        if source.folds > 1:
+            raise DataError(f"{name} has {source.folds} disjoint folds, which are better than cross-validation.")
+        if fold is None or not 0 <= fold < cross_validation:
+            raise DataError(f"{cross_validation}-fold cross-validation has no fold {fold}.")
+        return cross_validated(load(name, root, size=size), fold, cross_validation)
     if fold is not None and not 0 <= fold < source.folds:
         has = f"folds 0 to {source.folds - 1}" if source.folds > 1 else "no folds"
         raise DataError(f"{name} has {has}, so fold {fold} cannot be had.")

@@ -14,7 +14,7 @@ from maxgain.errors import RecordError
 from . import statistics
 from .records import Record, Records
 from .spelling import unknown
-from .statistics import Overlap, Row
+from .statistics import Row
 
 VARIED = ("regulariser", "seed", "fold")
 """What the runs of one recipe may differ in and still be compared."""
@@ -164,7 +164,7 @@ def _comparison(
             scores[run["regulariser"]][run["config"][over]] = run[score]
     pairs = tuple(sorted(set.intersection(*map(set, scores.values()))))
     paired = {regulariser: [values[pair] for pair in pairs] for regulariser, values in scores.items()}
-    rows = statistics.compare(paired, against, None if over == "fold" else Overlap()) if pairs else []
+    rows = statistics.compare(paired, against, statistics.overlap(over, runs[0]["config"])) if pairs else []
     return Comparison(name, tuple(ordered), tuple(failed), over, against, score, scores, pairs, tuple(rows))
 
 
@@ -197,7 +197,9 @@ def _outcome(comparison: Comparison) -> str:
 def _what(comparison: Comparison) -> str:
     part = "test set" if comparison.score == "test_accuracy" else "validation set, for not all runs were tested"
     count = len(comparison.pairs)
-    where = {"fold": f"the same {count} disjoint folds", "seed": f"the same {count} seeds on one split"}
+    cut = comparison.runs[0]["config"].get("cross_validation")
+    folds = "disjoint folds" if cut is None else "folds of cross-validation, whose training parts overlap"
+    where = {"fold": f"the same {count} {folds}", "seed": f"the same {count} seeds on one split"}
     names = list(comparison.scores)
     many = f"{len(names)} regularisers" if len(names) > 1 else f"The regulariser {names[0]}"
     on = where[comparison.over] if count > 1 else "one run each"

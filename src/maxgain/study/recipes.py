@@ -53,7 +53,10 @@ class Recipe:
     seed: int = 0
     """of the initial weights, the order of the data, the augmentation and the noise"""
     fold: int | None = None
-    """which of the data set's disjoint folds; None for all the data"""
+    """which of the data set's folds; None for all the data"""
+    cross_validation: int | None = None
+    """cut a data set that has no folds of its own into this many, whose training parts overlap; its own test part is
+    then left alone"""
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "epochs", "batch_size", "decay", "gamma"):
@@ -68,6 +71,10 @@ class Recipe:
             raise RecipeError(f"p must be a number from 1 to inf, not {self.p}.")
         if not 0 <= self.seed < 2**32:  # torch's generator on the CPU takes no more bits than these from a seed
             raise RecipeError(f"seed must be a whole number from 0 to {2**32 - 1}, not {self.seed}.")
+        if self.cross_validation is not None and (self.cross_validation < 3 or self.fold is None):
+            raise RecipeError(
+                "cross-validation needs at least 3 folds, and a --fold that says which of them to test on."
+            )
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise RecipeError(unknown(_flag(name), getattr(self, name), choices))

@@ -79,7 +79,7 @@ def _carry_out(recipe: Recipe, run: Run, dataset: Dataset | None) -> Result:
     if run.checkpoint_seconds is not None and not run.checkpoint_seconds >= 0:
         raise RunError(f"checkpoint-seconds must not be negative, but is {run.checkpoint_seconds}.")
     device = chosen_device(run.device)
-    dataset = dataset or datasets.load(recipe.dataset, run.data, recipe.fold)
+    dataset = dataset or load_data(recipe, run.data)
     training = Training(recipe, dataset, device)
     history: list[dict[str, Any]] = []
     if run.resume and (run.out / CHECKPOINT).exists():
@@ -219,6 +219,11 @@ def _conclude(training: Training, dataset: Dataset, run: Run, history: list[dict
     write_bytes(run.out / "model.safetensors", safetensors.torch.save(tensors))
     write_json(run.out / "result.json", result)
     return result
+
+
+def load_data(recipe: Recipe, root: Path | None) -> Dataset:
+    """The data set that a recipe asks for."""
+    return datasets.load(recipe.dataset, root, recipe.fold, cross_validation=recipe.cross_validation)
 
 
 def read_config(folder: Path) -> Recipe:

@@ -1,7 +1,7 @@
 """A data set in memory: three parts that share no image, and how to cut a set into parts that are alike."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,11 @@ class Split:
     def __getitem__(self, index: slice) -> "Split":
         return Split(self.images[index], self.labels[index])
 
+    def take(self, indices: NDArray[np.intp]) -> "Split":
+        """The images with these numbers, in this order."""
+        chosen = torch.from_numpy(indices)
+        return Split(self.images[chosen], self.labels[chosen])
+
     def to(self, device: torch.device) -> "Split":
         """The same images on another device."""
         return Split(self.images.to(device), self.labels.to(device))
@@ -61,6 +66,20 @@ class Dataset:
         """Channels, height and width of an image."""
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
+
+
+def cross_validated(dataset: Dataset, fold: int, folds: int) -> Dataset:
+    """One of `folds` ways to cut the training and validation part, to be tested on one fold of it.
+
+    The next fold is for validation and all others are for training. The data set's own test part takes no part in it.
+    """
+    pool = dataset.train.join(dataset.validation)
+    order = stratified_order(pool.labels.numpy(), seed=0)
+    parts = cut(order, *(number / folds for number in range(1, folds)))
+    following = (fold + 1) % folds
+    rest = np.concatenate([part for number, part in enumerate(parts) if number not in (fold, following)])
+    train, validation, test = (pool.take(part) for part in (rest, parts[following], parts[fold]))
+    return replace(dataset, train=train, validation=validation, test=test, fold=fold)
 
 
 def stratified_order(labels: NDArray[Any], seed: int) -> NDArray[np.intp]:

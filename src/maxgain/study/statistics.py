@@ -8,6 +8,7 @@ Scores are accuracies as fractions, and more is better.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -66,6 +67,19 @@ class Overlap:
     """
 
     test_fraction_ratio: float | None = None
+
+
+def overlap(over: str, config: Mapping[str, Any]) -> Overlap | None:
+    """What runs of this configuration have in common that are paired over their 'fold' or their 'seed'.
+
+    In cross-validation a run is tested on one fold; one more is held out if the run was not trained on it too.
+    """
+    if over == "seed":
+        return Overlap()
+    folds = config.get("cross_validation")
+    if folds is None:
+        return None
+    return Overlap(1 / (folds - (1 if config["train_on"] == "train+validation" else 2)))
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def default_processes(device: str) -> int:
 
 def data_for(recipe: Recipe, root: Path | None, *, with_test: bool) -> Dataset:
     """The recipe's data set; without its test part for a run on which something is chosen, which must not see it."""
-    dataset = _loaded(recipe.dataset, root, recipe.fold)
+    dataset = _loaded(recipe.dataset, root, recipe.fold, cross_validation=recipe.cross_validation)
     return dataset if with_test else replace(dataset, test=dataset.test[:0])
 
 

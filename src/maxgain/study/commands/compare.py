@@ -35,7 +35,8 @@ class Options(Common):
     regularisers: tuple[str, ...] = ()
     """what to compare, as in the paper's rows: none dropout maxgain+batchnorm maxgain=1.5"""
     folds: int | None = None
-    """compare on this many of the data set's disjoint folds"""
+    """compare on this many of the data set's disjoint folds; a data set with a single split is cut into as many for
+    cross-validation, and its own test part left alone"""
     seeds: int | None = None
     """compare with this many seeds, from --seed on, on the same split: it says nothing about other data"""
     baseline: str | None = None

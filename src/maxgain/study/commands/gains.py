@@ -10,11 +10,11 @@ from typing import Any
 
 import tyro
 
-from .. import datasets, figures
+from .. import figures
 from ..evaluate import gains
 from ..files import write_json
 from ..regularisers import chosen_for, numbers
-from ..runs import chosen_device, load_model, read_config
+from ..runs import chosen_device, load_data, load_model, read_config
 from ..screen import Common, DataFolder, Screen
 from ..train import trained_on
 
@@ -34,7 +34,7 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     """Writes gains.png, gains.svg and gains.json into the run's folder."""
     recipe = read_config(options.run)
     device = chosen_device(options.device)
-    dataset = datasets.load(recipe.dataset, options.data, recipe.fold)
+    dataset = load_data(recipe, options.data)
     model = load_model(options.run, dataset, device)
     reports = {
         part: gains(model, split.to(device), recipe.p)

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from maxgain import operator_norms, sampled_slope
 from maxgain.errors import RunError
 
-from .. import datasets, figures
+from .. import figures
 from ..evaluate import batches, gains, to_float
 from ..files import strict, write_json
 from ..regularisers import chosen_for, numbers
-from ..runs import chosen_device, load_model, read_config
+from ..runs import chosen_device, load_data, load_model, read_config
 from ..screen import Common, Screen
 from ..splits import Split
 
@@ -160,7 +160,7 @@ def _from_run(options: Options) -> Subject:
         raise RunError("give a run's folder, or --model and --input, not both.")
     recipe = read_config(options.run)
     device = chosen_device(options.device)
-    dataset = datasets.load(recipe.dataset, options.data, recipe.fold)
+    dataset = load_data(recipe, options.data)
     model = load_model(options.run, dataset, device)
     parts = {"train": dataset.train.to(device), "test": dataset.test.to(device)}
     gamma = numbers(chosen_for(recipe)).get("maxgain")
