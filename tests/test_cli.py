@@ -179,7 +179,7 @@ def test_a_folder_that_cannot_be_written_is_known_of_at_once(flags, capsys, monk
     Path("file").write_text("something of value")
     assert cli.main(["train", "digits", "--out", "file/run", *flags]) == 2
     told = capsys.readouterr().err
-    assert told == "maxgain: cannot write file/run/config.json: Not a directory.\n"
+    assert told == "maxgain: cannot write in file/run: Not a directory.\n"
     assert Path("file").read_text() == "something of value"
 
 

@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 
 from maxgain.errors import RecipeError, RunError
-from maxgain.study import choice, compare, records, statistics, workers
+from maxgain.study import choice, compare, locks, records, statistics
 from maxgain.study.cli import main
 from maxgain.study.compare import Job, Pairing, Place
 from maxgain.study.recipes import RECIPES, to_json
@@ -247,7 +247,7 @@ def test_a_record_holds_the_result_and_the_learning_curve(tmp_path):
 
 
 def test_two_comparisons_do_not_work_in_one_folder(tmp_path, capsys):
-    with workers.alone_in(tmp_path):
+    with locks.alone_in(tmp_path):
         assert main(["compare", "digits", "--regularisers", "none", "--folds", "1", "--out", str(tmp_path)]) == 2
     assert "another maxgain is at work in" in capsys.readouterr().err
 

@@ -37,7 +37,7 @@ COMMAND = [
     *("train", "digits", "--network", "mlp", "--regulariser", RECIPE.regulariser, "--augment"),
     *("--milestones", "4", "8", "--epochs", "12", "--fold", "0"),
 ]
-LEFT_BEHIND = {"config.json", "metrics.jsonl", "model.safetensors", "result.json"}
+LEFT_BEHIND = {".lock", "config.json", "metrics.jsonl", "model.safetensors", "result.json"}
 
 Kept = tuple[bytes, list[dict[str, Any]], dict[str, Any]]
 
@@ -276,7 +276,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, uninterrupted: Kept, capsys: 
     assert "--resume" in told
     assert told.count("\n") == 1
     assert (out / CHECKPOINT).read_bytes() == before
-    assert {path.name for path in out.iterdir()} == {"config.json", "metrics.jsonl", CHECKPOINT}
+    assert {path.name for path in out.iterdir()} == {".lock", "config.json", "metrics.jsonl", CHECKPOINT}
     perform(RECIPE, Run(out, resume=True))
     assert kept(out) == uninterrupted
 

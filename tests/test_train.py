@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import maxgain
 from maxgain import measure_gains
 from maxgain.errors import MaxGainError, RunError
-from maxgain.study import datasets, evaluate, runs
+from maxgain.study import datasets, evaluate, locks, runs
 from maxgain.study.models import build
 from maxgain.study.recipes import RECIPES, from_json
 from maxgain.study.runs import CHECKPOINT, Run, Watcher, chosen_device, perform
@@ -304,7 +304,7 @@ def test_a_run_folder_holds_everything(tmp_path, digits) -> None:
     recipe = replace(RECIPE, regulariser="maxgain+dropout", gamma=1.5, p=math.inf, seed=5, network="cnn")
     returned = perform(recipe, Run(tmp_path / "run"), digits)
     files = {path.name: path for path in (tmp_path / "run").iterdir()}
-    assert set(files) == {"config.json", "metrics.jsonl", "model.safetensors", "result.json"}
+    assert set(files) == {".lock", "config.json", "metrics.jsonl", "model.safetensors", "result.json"}
     assert from_json(strictly(files["config.json"].read_text())) == recipe
     result = strictly(files["result.json"].read_text())
     assert result == returned
@@ -396,9 +396,9 @@ def no_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_a_folder_that_cannot_be_written_is_known_of_before_training(tmp_path, digits, monkeypatch) -> None:
     (tmp_path / "file").touch()
-    with no_step(monkeypatch), pytest.raises(RunError, match=r"cannot write .*config\.json: Not a directory"):
+    with no_step(monkeypatch), pytest.raises(RunError, match=r"cannot write in .*run: Not a directory"):
         perform(RECIPE, Run(tmp_path / "file" / "run"), digits)
-    with no_step(monkeypatch), pytest.raises(RunError, match=r"cannot write .*config\.json"):
+    with no_step(monkeypatch), pytest.raises(RunError, match=r"cannot write in .*run"):
         perform(RECIPE, Run(Path("/proc/run")), digits)
 
 
@@ -437,7 +437,15 @@ def test_a_run_that_diverges_says_when_where_and_what_to_try(tmp_path, digits, r
     )
     kept = safetensors.torch.load_file(tmp_path / "run" / CHECKPOINT)
     assert all(tensor.isfinite().all() for name, tensor in kept.items() if name.startswith("model."))
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.json", "metrics.jsonl", CHECKPOINT}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {".lock", "config.json", "metrics.jsonl", CHECKPOINT}
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path, digits) -> None:
+    run = Run(tmp_path / "run", resume=True)
+    with locks.alone_in(run.out), pytest.raises(RunError, match="another maxgain is at work in"):
+        perform(RECIPE, run, digits)
+    assert not (run.out / "config.json").exists()
+    perform(RECIPE, run, digits)
 
 
 def test_a_run_that_diverges_at_once_names_a_layer_too(tmp_path, digits) -> None:

@@ -14,7 +14,7 @@ import pytest
 from optuna.trial import TrialState
 
 from maxgain.errors import DataError, RecipeError, RegulariserError
-from maxgain.study import choice, figures, tune, workers
+from maxgain.study import choice, figures, locks, tune
 from maxgain.study.choice import Dimension, Grid
 from maxgain.study.cli import main
 from maxgain.study.files import write_text
@@ -265,7 +265,7 @@ def test_the_trial_of_another_searcher_is_left_alone(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("_in_this_process")
 def test_two_searches_do_not_work_in_one_folder(tmp_path, capsys):
     command = ["tune", "digits", "--regulariser", "maxgain", "--grid", "gamma=1:2:1", *FLAGS, "--out", str(tmp_path)]
-    with workers.alone_in(tmp_path):
+    with locks.alone_in(tmp_path):
         assert main(command) == 2
     assert "another maxgain is at work in" in capsys.readouterr().err
 

@@ -15,13 +15,13 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from maxgain.errors import RecordError
 
+from .locks import locked
 from .spelling import clause
 
 Record = dict[str, Any]
@@ -75,7 +75,7 @@ def append(folder: str | Path, record: Mapping[str, Any]) -> str:
     path = Path(folder) / f"{checked['recipe']}.jsonl"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, fcntl.LOCK_EX) as descriptor:
+        with locked(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, fcntl.LOCK_EX) as descriptor:
             _append_line(descriptor, line)
     except OSError as error:
         raise RecordError(f"cannot write {path}: {error.strerror or error}.") from error
@@ -136,7 +136,7 @@ def _unended_line(descriptor: int, size: int) -> bytes:
 
 def _records_in(path: Path, warn: Callable[[str], None]) -> Iterator[Record]:
     try:
-        with _locked(path, os.O_RDONLY, fcntl.LOCK_SH):  # so that no line is seen half written
+        with locked(path, os.O_RDONLY, fcntl.LOCK_SH):  # so that no line is seen half written
             lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror or error}.") from error
@@ -184,17 +184,6 @@ def _checked(record: Any) -> Record:
             return record
         case status:
             raise RecordError(f"status is {status!r}, but must be 'ok' or 'failed'.")
-
-
-@contextmanager
-def _locked(path: Path, flags: int, lock: int) -> Iterator[int]:
-    """The open file, once no other process holds it in a way that `lock` excludes; a dead process holds nothing."""
-    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(descriptor, lock)
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _is_object(line: bytes) -> bool:

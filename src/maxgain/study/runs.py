@@ -25,8 +25,10 @@ from maxgain.report import GainReport
 from . import checkpoint, datasets
 from .evaluate import Score, evaluate, gains, max_gains, to_float
 from .files import strict, sweep, write_bytes, write_json, write_text
+from .locks import alone_in
 from .recipes import Recipe, from_json, to_json
 from .regularisers import numbers
+from .spelling import clause
 from .splits import Dataset, Split
 from .train import DivergedError, Epoch, Training, train
 
@@ -81,12 +83,17 @@ def _carry_out(recipe: Recipe, run: Run, dataset: Dataset | None) -> Result:
     device = chosen_device(run.device)
     dataset = dataset or load_data(recipe, run.data)
     training = Training(recipe, dataset, device)
+    with alone_in(run.out):
+        return _trained(training, dataset, run)
+
+
+def _trained(training: Training, dataset: Dataset, run: Run) -> Result:
     history: list[dict[str, Any]] = []
     if run.resume and (run.out / CHECKPOINT).exists():
         history = checkpoint.load(run.out / CHECKPOINT, training)
     # Written before the first step, so that a folder that cannot be written to is known of at once.
     sweep(run.out)
-    write_json(run.out / "config.json", to_json(recipe))
+    write_json(run.out / "config.json", to_json(training.recipe))
     write_text(run.out / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in history))
     run.watcher.started(training)
     _train(training, dataset, run, history)
@@ -136,7 +143,7 @@ def _train(training: Training, dataset: Dataset, run: Run, history: list[dict[st
             for epoch in train(training, after_step):
                 after_epoch(epoch)
         except DivergedError as error:
-            raise RunError(f"{error}; {_largest_gain(training, history)}; {_calmer(training)}.") from error
+            raise RunError(f"{clause(error)}; {_largest_gain(training, history)}; {_calmer(training)}.") from error
 
 
 def _metrics(training: Training, dataset: Dataset, epoch: Epoch, seconds: float) -> dict[str, Any]:
@@ -308,8 +315,7 @@ def _telling_how_to_go_on() -> Iterator[None]:
     try:
         yield
     except RunError as error:
-        said = str(error).rstrip(".")
-        raise RunError(f"{said}; nothing saved before is lost: --resume goes on from there.") from error
+        raise RunError(f"{clause(error)}; nothing saved before is lost: --resume goes on from there.") from error
 
 
 @contextlib.contextmanager

@@ -118,7 +118,7 @@ class Training:
         """Raises where the epoch's loss, or what the model has learned, is no longer a number; waits for the device."""
         kept = [self.loss, *self.model.state_dict().values()]
         if not torch.stack([tensor.isfinite().all() for tensor in kept]).all():
-            raise DivergedError(f"in epoch {self.epoch + 1} the loss or a weight stopped being a finite number")
+            raise DivergedError(f"in epoch {self.epoch + 1} the loss or a weight stopped being a finite number.")
 
     def _build(self, dataset: Dataset) -> nn.Module:
         recipe = self.recipe

@@ -25,9 +25,10 @@ from maxgain.errors import MaxGainError, RecipeError, RegulariserError, RunError
 from . import records
 from .choice import Dimension, Point, Tried, filled, points, rounded
 from .files import write_text
+from .locks import alone_in
 from .recipes import Recipe, to_json
 from .runs import CHECKPOINT, Run, Watcher, perform, read_metrics
-from .workers import CHECKPOINT_SECONDS, alone_in, data_for, in_processes
+from .workers import CHECKPOINT_SECONDS, data_for, in_processes
 
 
 @dataclass(frozen=True)

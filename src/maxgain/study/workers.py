@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import multiprocessing
 import os
 import signal
@@ -77,30 +76,8 @@ def data_for(recipe: Recipe, root: Path | None, *, with_test: bool) -> Dataset:
     return dataset if with_test else replace(dataset, test=dataset.test[:0])
 
 
-@contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Keeps other processes from working in the folder at the same time; one that was killed keeps nobody out."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise RunError(f"cannot write in {folder}: {error.strerror or error}.") from error
-    try:
-        _lock(descriptor, folder)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 # The next job of a process mostly needs the same data set again.
 _loaded = lru_cache(maxsize=1)(datasets.load)
-
-
-def _lock(descriptor: int, folder: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise RunError(f"another maxgain is at work in {folder}: wait for it, or choose another --out.") from error
 
 
 def _stop(running: Collection[Future[Outcome]], processes: Collection[BaseProcess]) -> None:

@@ -16,11 +16,12 @@ from maxgain.errors import RecipeError
 from .. import choice, compare, records
 from ..compare import Comparison, Job, Pairing, Place
 from ..files import strict, write_json
+from ..locks import alone_in
 from ..recipes import Recipe, recipe_named
 from ..records import Record
 from ..screen import Common, Screen
 from ..statistics import Row, verdict
-from ..workers import alone_in, default_processes
+from ..workers import default_processes
 
 
 @dataclass(frozen=True, kw_only=True)
