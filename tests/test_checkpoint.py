@@ -142,7 +142,7 @@ def test_another_format_is_named(tmp_path, saved, monkeypatch) -> None:
     ("changed", "said"),
     [
         ({"gamma": 3.0}, "there gamma is 2.0, here 3.0"),
-        ({"milestones": (7,)}, r"there milestones is \[\], here \(7,\)"),
+        ({"milestones": (7,)}, r"there milestones is \[\], here \[7\]"),
         ({"weight_decay": 0.1}, "there weight-decay is 0.0, here 0.1"),
         ({"regulariser": "none"}, "there regulariser is 'maxgain.batchnorm.dropout', here 'none'"),
         ({"seed": 1}, "there seed is 0, here 1"),

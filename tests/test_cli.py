@@ -14,7 +14,9 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from PIL import Image
 from rich.progress import Progress
+from safetensors.torch import load_file
 
 import maxgain
 from maxgain import measure_gains
@@ -115,6 +117,7 @@ def test_help_shows_a_recipes_own_defaults(name, capsys) -> None:
         ("train digits --dataset digitz", "there is no data set 'digitz'"),
         ("train digits --device gpu", "there is no device 'gpu' to train on here: use 'cpu', 'cuda' or 'auto'."),
         ("train digits --fold 10", "digits has folds 0 to 9, so fold 10 cannot be had"),
+        ("train digits --image-size 16", "digits has images of one size, so 16 cannot be chosen."),
         ("train digits --checkpoint-seconds -1", "checkpoint-seconds must not be negative, but is -1.0."),
         ("train digits --epochs ten", "error parsing --epochs: invalid literal for int()"),
         ("train digits --epochs", "missing value for argument '--epochs'"),
@@ -148,6 +151,17 @@ def test_what_is_not_installed_is_named_in_one_sentence(missing, command) -> Non
     done = subprocess.run([sys.executable, "-c", code, *command.split()], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == f"maxgain: the command line needs {missing}: pip install 'maxgain[study]'.\n"
+
+
+def test_the_size_of_images_in_a_folder_can_be_chosen_and_is_kept(tmp_path) -> None:
+    for number in range(20):
+        folder = tmp_path / "images" / ("dark" if number % 2 else "light")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 16), (5 if number % 2 else 200,) * 3).save(folder / f"{number}.png")
+    command = "train folder --network mlp --regulariser none --epochs 1 --batch-size 4 --image-size 12 --out run"
+    assert cli.main([*command.split(), "--data", str(tmp_path / "images")]) == 0
+    assert load_file("run/model.safetensors")["classifier.fc1.weight"].shape[1] == 3 * 12 * 12
+    assert cli.main(["gains", "run", "--data", str(tmp_path / "images")]) == 0
 
 
 def cifar10(folder: Path) -> Path:

@@ -12,6 +12,7 @@ from maxgain.errors import MaxGainError, RecipeError, RegulariserError
 from maxgain.study.datasets import DATASETS
 from maxgain.study.models import NETWORKS, build
 from maxgain.study.recipes import RECIPES, Recipe, from_json, recipe_named, to_json
+from maxgain.study.records import key
 from maxgain.study.regularisers import REGULARISERS, chosen_for, noise_for, numbers, parse
 
 DIGITS = RECIPES["digits"]
@@ -93,6 +94,13 @@ def test_a_recipe_that_makes_no_sense_is_refused(changed, said) -> None:
     with pytest.raises(MaxGainError) as caught:
         replace(DIGITS, **changed)
     assert str(caught.value).startswith(said)
+
+
+def test_a_recipe_from_before_an_optional_field_is_the_same_recipe() -> None:
+    content = {key: value for key, value in to_json(DIGITS).items() if value is not None}
+    assert "image_size" not in content
+    assert from_json(content) == DIGITS
+    assert key(content) == key(to_json(DIGITS))
 
 
 def test_recipes_from_other_versions_or_hands_are_refused() -> None:

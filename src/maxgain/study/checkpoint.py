@@ -82,8 +82,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def expect_same_recipe(path: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Refuses what was written by a run with other settings, and says which."""
     for key in wanted:
-        # A tuple has become a list on its way through JSON.
-        if json.dumps(saved.get(key)) != json.dumps(wanted[key]):
+        if saved.get(key) != wanted[key]:
             raise CheckpointError(
                 f"{path} is of another recipe: there {key.replace('_', '-')} is {saved.get(key)!r}, "
                 f"here {wanted[key]!r}; use the same options, or another --out."

@@ -102,7 +102,7 @@ def in_words(comparison: Comparison) -> Words:
 
 def _way(run: Record) -> str:
     """Runs that are the same in this, and have the same fold or seed, can be compared."""
-    settings = {name: value for name, value in run["config"].items() if name not in VARIED}
+    settings = {name: value for name, value in run["config"].items() if name not in VARIED and value is not None}
     return json.dumps([run["recipe"], settings], sort_keys=True)
 
 

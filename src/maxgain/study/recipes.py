@@ -10,6 +10,7 @@ import tyro
 
 from maxgain.errors import RecipeError
 
+from .files import strict
 from .regularisers import parse
 from .spelling import unknown
 
@@ -57,6 +58,8 @@ class Recipe:
     cross_validation: int | None = None
     """cut a data set that has no folds of its own into this many, whose training parts overlap; its own test part is
     then left alone"""
+    image_size: int | None = None
+    """make the images this many pixels wide and high; only folder has images of any size, and takes 96 without it"""
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "epochs", "batch_size", "decay", "gamma"):
@@ -123,15 +126,16 @@ def recipe_named(name: str) -> Recipe:
 
 def to_json(recipe: Recipe) -> dict[str, Any]:
     """The recipe as strict JSON can hold it: infinity is the text 'inf'."""
-    return {key: "inf" if value == math.inf else value for key, value in asdict(recipe).items()}
+    content: dict[str, Any] = strict(asdict(recipe))
+    return content
 
 
 def from_json(content: dict[str, Any]) -> Recipe:
-    """The recipe that ``to_json`` wrote."""
+    """The recipe that ``to_json`` wrote; what a recipe may be without may be missing, as in the key of a record."""
     known = {field.name for field in fields(Recipe)}
-    if set(content) != known:
-        strange = sorted(set(content) ^ known)[0]
-        raise RecipeError(f"this recipe was written by another version of maxgain: it differs in {strange!r}.")
+    optional = {field.name for field in fields(Recipe) if field.default is None}
+    if strange := sorted((set(content) ^ known) - optional):
+        raise RecipeError(f"this recipe was written by another version of maxgain: it differs in {strange[0]!r}.")
     values: dict[str, Any] = {key: math.inf if value == "inf" else value for key, value in content.items()}
     try:
         return Recipe(**values | {"milestones": tuple(values["milestones"])})

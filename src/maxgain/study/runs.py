@@ -228,9 +228,9 @@ def _conclude(training: Training, dataset: Dataset, run: Run, history: list[dict
     return result
 
 
-def load_data(recipe: Recipe, root: Path | None) -> Dataset:
-    """The data set that a recipe asks for."""
-    return datasets.load(recipe.dataset, root, recipe.fold, cross_validation=recipe.cross_validation)
+def load_data(recipe: Recipe, root: Path | None, load: Callable[..., Dataset] = datasets.load) -> Dataset:
+    """The data set that a recipe asks for; `load` may know it already."""
+    return load(recipe.dataset, root, recipe.fold, recipe.image_size, recipe.cross_validation)
 
 
 def read_config(folder: Path) -> Recipe:

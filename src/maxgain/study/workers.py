@@ -24,7 +24,7 @@ from maxgain.errors import RunError
 
 from . import datasets
 from .recipes import Recipe
-from .runs import chosen_device
+from .runs import chosen_device, load_data
 from .splits import Dataset
 
 Job = TypeVar("Job")
@@ -72,7 +72,7 @@ def default_processes(device: str) -> int:
 
 def data_for(recipe: Recipe, root: Path | None, *, with_test: bool) -> Dataset:
     """The recipe's data set; without its test part for a run on which something is chosen, which must not see it."""
-    dataset = _loaded(recipe.dataset, root, recipe.fold, cross_validation=recipe.cross_validation)
+    dataset = load_data(recipe, root, _loaded)
     return dataset if with_test else replace(dataset, test=dataset.test[:0])
 
 
