@@ -34,6 +34,16 @@ def test_a_run_shows_gains_norms_ratio_bound_and_the_whole_network(finished, cap
     assert {path.name for path in finished.glob("inspect.*")} == {"inspect.json", "inspect.png", "inspect.svg"}
 
 
+def test_the_gains_of_a_final_run_are_those_of_all_that_it_was_trained_on(tmp_path, capsys):
+    words = "train digits --network mlp --epochs 1 --fold 0 --train-on train+validation --json --out"
+    assert main([*words.split(), str(tmp_path)]) == 0
+    trained = json.loads(capsys.readouterr().out)
+    assert main(["inspect", str(tmp_path), "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    for name, largest in trained["max_gain"]["train"].items():
+        assert seen["gains"]["train"][name][-1] == pytest.approx(largest, rel=1e-6)
+
+
 def test_a_model_of_ones_own_needs_no_data(tmp_path, monkeypatch, capsys):
     (tmp_path / "their_model.py").write_text(
         "import torch\n"
@@ -56,6 +66,11 @@ def test_a_model_of_ones_own_needs_no_data(tmp_path, monkeypatch, capsys):
             assert content["norms"][p][name] == pytest.approx(np.linalg.norm(weight, order), rel=1e-4)
     assert content["gains"] == {}
 
+    assert main(["inspect", "--model", "their_model:make", "--input", "3x4x4"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("maxgain: their_model:make takes no input of the shape 3x4x4: mat1 and mat2")
+    assert error.count("\n") == 1
+
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
@@ -66,7 +81,9 @@ def test_a_model_of_ones_own_needs_no_data(tmp_path, monkeypatch, capsys):
         (["--model", "json:make", "--input", "3x2x2"], "has no attribute 'make'"),
         (["--model", "json:dumps", "--input", "3x2x2"], "cannot be made"),
         (["--model", "time:time", "--input", "3x2x2"], "gives a float"),
+        (["--model", ":make", "--input", "3x2x2"], "':make' cannot be made"),
         (["--model", "json:dumps", "--input", "large"], "is not a shape like 3x32x32"),
+        (["--model", "json:dumps", "--input", "3x-2x2"], "is not a shape like 3x32x32"),
     ],
 )
 def test_bad_arguments_get_one_sentence(arguments, sentence, capsys):

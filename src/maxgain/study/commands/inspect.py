@@ -16,14 +16,17 @@ from torch import Tensor, nn
 
 from maxgain import operator_norms, sampled_slope
 from maxgain.errors import RunError
+from maxgain.report import evaluating
 
 from .. import figures
 from ..evaluate import batches, gains, to_float
 from ..files import strict, write_json
 from ..regularisers import chosen_for, numbers
 from ..runs import chosen_device, load_data, load_model, read_config
-from ..screen import Common, Screen
+from ..screen import Common, DataFolder, Screen
+from ..spelling import clause
 from ..splits import Split
+from ..train import trained_on
 
 NORMS = (1.0, 2.0, math.inf)
 SLOPE_SAMPLE = 200
@@ -40,8 +43,7 @@ class Options(Common):
     """instead of a run: module:function, a function of no arguments that returns a model"""
     input: str | None = None
     """with --model: the shape of one input, such as 3x32x32"""
-    data: Path | None = None
-    """where the data sets are (default: $MAXGAIN_DATA, or a cache folder)"""
+    data: DataFolder = None
     device: str = "auto"
     """cpu, cuda, or auto: a GPU where there is one"""
     out: Path | None = None
@@ -57,7 +59,7 @@ class Subject:
     example: Tensor
     parts: dict[str, Split]
     p: float = 2.0
-    bounds: dict[str, float] | None = None
+    bound: float | None = None
 
 
 def run(options: Options, screen: Screen) -> dict[str, Any]:
@@ -82,7 +84,7 @@ def inspected(subject: Subject) -> dict[str, Any]:
     measured = {part: gains(subject.model, split, subject.p).quantiles() for part, split in subject.parts.items()}
     content: dict[str, Any] = {
         "p": subject.p,
-        "bounds": subject.bounds,
+        "bounds": None if subject.bound is None else dict.fromkeys(reports[2.0].norms, subject.bound),
         "gains": measured,
         "norms": {f"{p:g}": report.norms for p, report in reports.items()},
         "residuals": reports[2.0].residuals,
@@ -162,23 +164,28 @@ def _from_run(options: Options) -> Subject:
     device = chosen_device(options.device)
     dataset = load_data(recipe, options.data)
     model = load_model(options.run, dataset, device)
-    parts = {"train": dataset.train.to(device), "test": dataset.test.to(device)}
-    gamma = numbers(chosen_for(recipe)).get("maxgain")
+    parts = {"train": trained_on(recipe, dataset).to(device), "test": dataset.test.to(device)}
     example = to_float(parts["train"].images[:1])
-    names = operator_norms(model, example, p=math.inf).norms
-    bounds = None if gamma is None else dict.fromkeys(names, gamma)
-    return Subject(f"{recipe.name}, {recipe.regulariser}", model, example, parts, recipe.p, bounds)
+    gamma = numbers(chosen_for(recipe)).get("maxgain")
+    return Subject(f"{recipe.name}, {recipe.regulariser}", model, example, parts, recipe.p, gamma)
 
 
 def _from_model(options: Options) -> Subject:
     if not options.model or not options.input:
         raise RunError("inspect needs a run's folder, or --model module:function and --input 3x32x32.")
-    try:
-        shape = tuple(int(size) for size in options.input.lower().split("x"))
-    except ValueError as error:
-        raise RunError(f"--input {options.input!r} is not a shape like 3x32x32.") from error
     device = chosen_device(options.device)
-    return Subject(options.model, _made(options.model).to(device), torch.zeros(1, *shape, device=device), {})
+    try:
+        example = torch.zeros(1, *map(int, options.input.lower().split("x")), device=device)
+    except (ValueError, RuntimeError) as error:
+        raise RunError(f"--input {options.input!r} is not a shape like 3x32x32.") from error
+    model = _made(options.model).to(device)
+    try:
+        with torch.no_grad(), evaluating(model):
+            model(example)
+    except RuntimeError as error:
+        reason = clause(str(error).splitlines()[0])
+        raise RunError(f"{options.model} takes no input of the shape {options.input}: {reason}.") from error
+    return Subject(options.model, model, example, {})
 
 
 def _made(path: str) -> nn.Module:
@@ -187,7 +194,7 @@ def _made(path: str) -> nn.Module:
     sys.path.insert(0, "")
     try:
         model = getattr(importlib.import_module(module_name), function_name)()
-    except (ImportError, AttributeError, TypeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise RunError(f"--model {path!r} cannot be made: {error}; it must be module:function.") from error
     finally:
         sys.path.remove("")
