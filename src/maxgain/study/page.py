@@ -28,7 +28,7 @@ from .findings import Comparison, comparisons, in_words
 from .records import Record, Records
 from .regularisers import REGULARISERS
 from .searches import Search
-from .statistics import Row
+from .statistics import Row, p_value
 
 METRICS = {
     "train_loss": "training loss (nats)",
@@ -329,14 +329,6 @@ def signed(value: float, scale: float = 100, decimals: int = 2) -> str:
 def number(value: float | None) -> str:
     """Four digits, or a dash for nothing."""
     return "–" if value is None else f"{value:.4g}".replace("-", MINUS)
-
-
-def p_value(value: float) -> str:
-    """Three decimals, or as many as it takes not to round across the threshold, and no zero that is none."""
-    if value < 0.001:
-        return "< 0.001"
-    texts = (f"{value:.{decimals}f}" for decimals in range(3, 18))
-    return next(text for text in texts if (float(text) < statistics.ALPHA) == (value < statistics.ALPHA))
 
 
 def breakable(name: str) -> Markup:

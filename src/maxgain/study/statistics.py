@@ -118,7 +118,7 @@ def corrected_t(a: ArrayLike, b: ArrayLike, test_fraction_ratio: float) -> Paire
     """
     if not 0 < test_fraction_ratio < math.inf:
         raise RecordError(
-            f"the ratio of test to training instances must be a positive number, not {test_fraction_ratio}"
+            f"the ratio of test to training instances must be a positive number, not {test_fraction_ratio}."
         )
     return _paired_test(a, b, test_fraction_ratio, OVERLAPPING)
 
@@ -131,7 +131,7 @@ def holm(p_values: ArrayLike) -> NDArray[np.float64]:
     """
     p = np.asarray(p_values, dtype=np.float64)
     if p.ndim != 1 or not np.all((p >= 0) & (p <= 1)):
-        raise RecordError(f"p-values must be a list of numbers from 0 to 1, not {p_values!r}")
+        raise RecordError(f"p-values must be a list of numbers from 0 to 1, not {p_values!r}.")
     order = np.argsort(p)
     adjusted = np.empty_like(p)
     adjusted[order] = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)).clip(max=1.0)
@@ -145,13 +145,13 @@ def compare(scores: Mapping[str, Sequence[float]], baseline: str, overlap: Overl
     disjoint folds.
     """
     if baseline not in scores:
-        raise RecordError(f"the baseline {baseline!r} is not among the regularisers with scores: {', '.join(scores)}")
+        raise RecordError(f"the baseline {baseline!r} is not among the regularisers with scores: {', '.join(scores)}.")
     summaries = {name: summary(values) for name, values in scores.items()}
     for name, brief in summaries.items():
         if brief.n != summaries[baseline].n:
             raise RecordError(
                 f"{name!r} has {brief.n} scores and the baseline {baseline!r} has {summaries[baseline].n}: "
-                "only runs on the same folds or seeds can be paired"
+                "only runs on the same folds or seeds can be paired."
             )
     testable = summaries[baseline].n > 1
     tests = {
@@ -195,6 +195,14 @@ def verdict(row: Row) -> str:
     return f"significant: {better} than {row.baseline} by {size} points ({evidence}){caveat}"
 
 
+def p_value(value: float) -> str:
+    """Three decimals, or as many as it takes not to round across the threshold, and no zero that is none."""
+    if value < 0.001:
+        return "< 0.001"
+    texts = (f"{value:.{decimals}f}" for decimals in range(3, 18))
+    return next(text for text in texts if (float(text) < ALPHA) == (value < ALPHA))
+
+
 def _suitable_test(a: ArrayLike, b: ArrayLike, overlap: Overlap | None) -> PairedTest:
     if overlap is None:
         return replace(paired_t(a, b), method=DISJOINT_FOLDS)
@@ -207,9 +215,9 @@ def _paired_test(a: ArrayLike, b: ArrayLike, ratio: float, method: str) -> Paire
     first, second = _scores(a), _scores(b)
     n = len(first)
     if len(second) != n:
-        raise RecordError(f"only runs on the same folds or seeds can be paired, but there are {n} and {len(second)}")
+        raise RecordError(f"only runs on the same folds or seeds can be paired, but there are {n} and {len(second)}.")
     if n < 2:
-        raise RecordError("a test needs at least two pairs of scores, but there is one: run more folds or seeds")
+        raise RecordError("a test needs at least two pairs of scores, but there is one: run more folds or seeds.")
     differences = first - second
     mean = float(differences.mean())
     # scipy's t is mean / (s / sqrt(n)); the ratio only widens the standard error.
@@ -271,10 +279,10 @@ def _noncentrality_interval(t: float, degrees: int) -> tuple[float, float]:
 def _scores(values: ArrayLike) -> NDArray[np.float64]:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or array.size == 0:
-        raise RecordError(f"scores must be a list of numbers, at least one, not {values!r}")
+        raise RecordError(f"scores must be a list of numbers, at least one, not {values!r}.")
     if not np.isfinite(array).all():
         place = int(np.flatnonzero(~np.isfinite(array))[0])
-        raise RecordError(f"score {place + 1} of {array.size} is {array[place]}: a failed run has no score to test")
+        raise RecordError(f"score {place + 1} of {array.size} is {array[place]}: a failed run has no score to test.")
     return array
 
 

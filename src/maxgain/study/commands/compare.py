@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from rich.markup import escape
 from rich.table import Table
 
 from maxgain.errors import RecipeError
@@ -19,8 +18,8 @@ from ..files import strict, write_json
 from ..locks import alone_in
 from ..recipes import Recipe, recipe_named
 from ..records import Record
-from ..screen import Common, Screen
-from ..statistics import Row, verdict
+from ..screen import Common, DataFolder, Screen
+from ..statistics import Row, p_value, verdict
 from ..workers import default_processes
 
 
@@ -52,8 +51,7 @@ class Options(Common):
     on a GPU)"""
     out: Path | None = None
     """the comparison's folder (default: compare- and the recipe)"""
-    data: Path | None = None
-    """where the data sets are (default: $MAXGAIN_DATA, or a cache folder)"""
+    data: DataFolder = None
     device: str = "auto"
     """cpu, cuda, or auto: a GPU where there is one"""
 
@@ -179,7 +177,7 @@ def _show(content: dict[str, Any], screen: Screen) -> None:
             if any(chosen):
                 screen.show(f"{row['regulariser']}, chosen by {over}: {'; '.join(chosen)}")
     for failure in content["failures"]:
-        screen.show(f"no score: {failure['regulariser']}, {over} {failure[over]}: {escape(failure['error'])}")
+        screen.show(f"no score: {failure['regulariser']}, {over} {failure[over]}: {failure['error']}")
     left_out = sorted(set(content["asked"]) - set(content["compared"]))
     if left_out:
         numbers = ", ".join(map(str, left_out))
@@ -197,5 +195,4 @@ def _cells(row: dict[str, Any]) -> tuple[str, str, str, str]:
     difference = f"{100 * row['mean_difference']:+.2f}\n({100 * low:+.2f} to {100 * high:+.2f})"
     low, high = map(float, row["effect_interval"])
     effect = f"{float(row['effect_size']):+.2f}\n({low:+.2f} to {high:+.2f})"
-    p = row["adjusted_p"]
-    return mean, difference, effect, "< 0.001" if p < 0.001 else f"{p:.3f}"
+    return mean, difference, effect, p_value(row["adjusted_p"])

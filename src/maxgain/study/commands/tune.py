@@ -17,7 +17,7 @@ from .. import figures, tune
 from ..choice import RULE, Grid, Point, Tried, best, dimensions, expect_used
 from ..files import write_json
 from ..recipes import Recipe, to_json
-from ..screen import Common, Screen
+from ..screen import Common, DataFolder, Screen
 from ..workers import default_processes
 
 TRIALS = 30
@@ -46,8 +46,7 @@ class Options(Common):
     or one on a GPU)"""
     out: Path | None = None
     """the search's folder (default: tune- and the recipe and regulariser)"""
-    data: Path | None = None
-    """where the data sets are (default: $MAXGAIN_DATA, or a cache folder)"""
+    data: DataFolder = None
     device: str = "auto"
     """cpu, cuda, or auto: a GPU where there is one"""
 
