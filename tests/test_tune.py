@@ -136,6 +136,16 @@ def test_a_grid_comes_to_what_plain_runs_come_to(tmp_path):
 
 
 @pytest.mark.usefixtures("_in_this_process")
+@pytest.mark.parametrize("loss", ["inf", None])  # how strict JSON holds infinity, and what is not a number
+def test_a_trial_without_a_finite_loss_is_a_failure_and_not_a_point_of_the_curve(tmp_path, monkeypatch, loss):
+    monkeypatch.setattr(tune, "perform", lambda *run: perform(*run) | {"validation_loss": loss})
+    curve = tune.run(search(tmp_path, GAMMAS), 1)
+    assert [(row["status"], row["error"]) for row in curve] == 3 * [
+        ("failed", "its validation loss is not a finite number")
+    ]
+
+
+@pytest.mark.usefixtures("_in_this_process")
 def test_a_search_never_sees_the_test_part(tmp_path, monkeypatch):
     seen = []
 

@@ -109,7 +109,8 @@ def best(rows: Iterable[Tried]) -> Tried | None:
     """The row to choose by the rule, if any is complete."""
 
     def rank(row: Tried) -> tuple[float, float, list[float]]:
-        return -row["validation_accuracy"], row["validation_loss"], list(row["values"].values())
+        loss = math.inf if row["validation_loss"] is None else row["validation_loss"]  # as where it is not a number
+        return -row["validation_accuracy"], loss, list(row["values"].values())
 
     return min((row for row in rows if row["status"] == "complete"), key=rank, default=None)
 

@@ -228,8 +228,11 @@ def _perform(trial: optuna.Trial, search: Search) -> Tried:
         return {"status": "pruned", "epochs": len(reported)}
     except MaxGainError as error:
         return {"status": "failed", "error": str(error)}
-    scores = (f"{part}_{what}" for part in ("train", "validation") for what in ("accuracy", "loss"))
-    return {"status": "complete", "epochs": recipe.epochs} | {name: result[name] for name in scores}
+    names = (f"{part}_{what}" for part in ("train", "validation") for what in ("accuracy", "loss"))
+    scores = {name: result[name] for name in names}
+    if endless := [name for name, score in scores.items() if not isinstance(score, int | float)]:
+        return {"status": "failed", "error": f"its {endless[0].replace('_', ' ')} is not a finite number"}
+    return {"status": "complete", "epochs": recipe.epochs} | scores
 
 
 def _tell(study: optuna.Study, trial: optuna.Trial, outcome: Tried) -> None:
