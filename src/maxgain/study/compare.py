@@ -189,15 +189,9 @@ def comparison(jobs: Sequence[Job], known: Records, baseline: str, pairing: Pair
             number = job.recipe.seed if pairing.over == "seed" else job.recipe.fold
             scores[job.regulariser][number or 0] = record["test_accuracy"]
     scores = {regulariser: by_number for regulariser, by_number in scores.items() if by_number}
-    pairs = sorted(set.intersection(*map(set, scores.values()))) if scores else []
-    paired = {regulariser: [by_number[pair] for pair in pairs] for regulariser, by_number in scores.items()}
-    config = to_json(jobs[0].recipe)
-    rows = (
-        statistics.compare(paired, baseline, statistics.overlap(pairing.over, config))
-        if baseline in paired and pairs
-        else []
-    )
-    return Comparison({row.regulariser: row for row in rows}, tuple(pairs), tuple(failures))
+    overlap = statistics.overlap(pairing.over, to_json(jobs[0].recipe))
+    pairs, rows = statistics.compare_pairs(scores, baseline, overlap)
+    return Comparison({row.regulariser: row for row in rows}, pairs, tuple(failures))
 
 
 def _decision(job: Job) -> tuple[str, int | None]:

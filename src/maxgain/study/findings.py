@@ -162,9 +162,7 @@ def _comparison(
     for run in ordered:
         if run.get(score) is not None:
             scores[run["regulariser"]][run["config"][over]] = run[score]
-    pairs = tuple(sorted(set.intersection(*map(set, scores.values()))))
-    paired = {regulariser: [values[pair] for pair in pairs] for regulariser, values in scores.items()}
-    rows = statistics.compare(paired, against, statistics.overlap(over, runs[0]["config"])) if pairs else []
+    pairs, rows = statistics.compare_pairs(scores, against, statistics.overlap(over, runs[0]["config"]))
     return Comparison(name, tuple(ordered), tuple(failed), over, against, score, scores, pairs, tuple(rows))
 
 

@@ -174,6 +174,18 @@ def compare(scores: Mapping[str, Sequence[float]], baseline: str, overlap: Overl
     ]
 
 
+def compare_pairs(
+    scores: Mapping[str, Mapping[int, float]], baseline: str, overlap: Overlap | None
+) -> tuple[tuple[int, ...], list[Row]]:
+    """`compare` for scores by fold or seed: on those alone where every regulariser has one, which are returned too.
+
+    Where there is none, or no score of the baseline, there are no rows.
+    """
+    pairs = tuple(sorted(set.intersection(*map(set, scores.values())))) if scores else ()
+    paired = {regulariser: [by_number[pair] for pair in pairs] for regulariser, by_number in scores.items()}
+    return pairs, compare(paired, baseline, overlap) if pairs and baseline in paired else []
+
+
 def verdict(row: Row) -> str:
     """What a row shows, in one sentence that claims no more than the test does."""
     if row.regulariser == row.baseline:
