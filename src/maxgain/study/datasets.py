@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from maxgain.errors import DataError
-from maxgain.study import readers
-from maxgain.study.download import Download
-from maxgain.study.sources import Description, Digits, Folder, Folds, Released, Source
-from maxgain.study.spelling import unknown
-from maxgain.study.splits import Dataset, Split, cross_validated
+
+from . import readers
+from .download import Download
+from .sources import Description, Digits, Folder, Folds, Released, Source
+from .spelling import unknown
+from .splits import Dataset, Split, cross_validated
 
 __all__ = ["DATASETS", "Dataset", "Description", "Split", "check", "data_root", "describe", "fetch", "load"]
 

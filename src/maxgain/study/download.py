@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from maxgain.errors import DataError, RunError
-from maxgain.study.files import whole_file
-from maxgain.study.spelling import clause
+
+from .files import whole_file
+from .spelling import clause
 
 
 @dataclass(frozen=True)

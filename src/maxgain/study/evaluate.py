@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maxgain.report import GainReport, evaluating, measure_gains
+from maxgain.report import GainReport, Quantiles, evaluating, measure_gains
 
 from .splits import Split
 
@@ -53,6 +53,6 @@ def gains(model: nn.Module, split: Split, p: float) -> GainReport:
     return measure_gains(model, batches(split.images), p)
 
 
-def max_gains(report: GainReport) -> dict[str, float]:
+def largest(quantiles: Mapping[str, Quantiles]) -> dict[str, float]:
     """The largest gain of each layer."""
-    return {name: row[-1] for name, row in report.quantiles().items()}
+    return {name: row[-1] for name, row in quantiles.items()}

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from maxgain.errors import DataError
-from maxgain.study.splits import Bytes
+
+from .splits import Bytes
 
 
 def cifar(path: Path, images: int, classes: int, label_bytes: int = 1) -> tuple[Bytes, Bytes]:

@@ -23,7 +23,7 @@ from maxgain.errors import RunError
 from maxgain.report import GainReport
 
 from . import checkpoint, datasets
-from .evaluate import Score, evaluate, gains, max_gains, to_float
+from .evaluate import Score, evaluate, gains, largest, to_float
 from .files import strict, sweep, write_bytes, write_json, write_text
 from .locks import alone_in
 from .recipes import Recipe, from_json, to_json
@@ -157,7 +157,7 @@ def _metrics(training: Training, dataset: Dataset, epoch: Epoch, seconds: float)
         "train_loss": epoch.train.loss,
         "train_accuracy": epoch.train.accuracy,
         **_scores("validation", held_out),
-        "max_gain": max_gains(_sample_gains(training)),
+        "max_gain": largest(_sample_gains(training).quantiles()),
         "seconds": seconds,
     }
     kept: dict[str, Any] = strict(line)
@@ -209,7 +209,7 @@ def _conclude(training: Training, dataset: Dataset, run: Run, history: list[dict
             **_scores("train", scores["train"]),
             **_scores("validation", scores.get("validation")),
             **_scores("test", scores.get("test")),
-            "max_gain": {part: {name: row[-1] for name, row in rows.items()} for part, rows in quantiles.items()},
+            "max_gain": {part: largest(rows) for part, rows in quantiles.items()},
             "gain_quantiles": quantiles,
             "operator_norms": operator_norms(model, to_float(training.images[:1]), tolerance=NORM_TOLERANCE).norms,
             "seconds": sum(line["seconds"] for line in history),

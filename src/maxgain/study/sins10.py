@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from maxgain.errors import DataError
-from maxgain.study import pictures
-from maxgain.study.files import whole_file, whole_folder, write_text
-from maxgain.study.splits import stratified_order
+
+from . import pictures
+from .files import whole_file, whole_folder, write_text
+from .splits import stratified_order
 
 CLASSES = 10
 FOLDS = 10

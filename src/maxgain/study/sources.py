@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from maxgain.errors import DataError
-from maxgain.study import download, pictures, readers
-from maxgain.study.download import Download
-from maxgain.study.spelling import clause
-from maxgain.study.splits import Bytes, Dataset, Split, cut, stratified_order
+
+from . import download, pictures, readers
+from .download import Download
+from .spelling import clause
+from .splits import Bytes, Dataset, Split, cut, stratified_order
 
 # The draw that splits data sets which come without a split. Another seed would be another data set.
 SEED = 0

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import torch
 
-from maxgain.errors import RunError
+from maxgain.errors import RecipeError, RunError
 
 from . import datasets
 from .recipes import Recipe
@@ -65,9 +65,13 @@ def in_processes(
                 _stop(running, set(multiprocessing.active_children()) - older)
 
 
-def default_processes(device: str) -> int:
-    """As many as there are cores to use; one where a GPU does the work."""
-    return 1 if chosen_device(device).type == "cuda" else len(os.sched_getaffinity(0))
+def process_count(jobs: int | None, device: str) -> int:
+    """How many processes --jobs asks for; without it as many as there are cores, or one where a GPU does the work."""
+    if jobs is None:
+        return 1 if chosen_device(device).type == "cuda" else len(os.sched_getaffinity(0))
+    if jobs < 1:
+        raise RecipeError(f"--jobs must be at least 1, not {jobs}.")
+    return jobs
 
 
 def data_for(recipe: Recipe, root: Path | None, *, with_test: bool) -> Dataset:

@@ -20,7 +20,7 @@ from ..recipes import Recipe, recipe_named
 from ..records import Record
 from ..screen import Common, DataFolder, Screen
 from ..statistics import Row, p_value, verdict
-from ..workers import default_processes
+from ..workers import process_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +60,7 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     """Trains what is missing, shows the table, and writes it into comparison.json in the comparison's folder."""
     _refuse_nonsense(options)
     pairing = _pairing(options)
+    processes = process_count(options.jobs, options.device)
     place = Place(options.out or Path(f"compare-{options.recipe.name}"), options.data, options.device)
     grids = [choice.Grid.parsed(text) for text in options.grid]
     choice.expect_used(grids, options.regularisers)
@@ -68,9 +69,9 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     with alone_in(place.folder):
         if options.tuned:
             tuning = compare.plan_tuning(jobs, grids)
-            _perform("tuning", tuning, place.for_tuning, options, screen)
+            _perform("tuning", tuning, place.for_tuning, processes, screen)
             jobs = compare.tuned(jobs, tuning, records.read(place.for_tuning.results))
-        _perform("comparing", jobs, place, options, screen)
+        _perform("comparing", jobs, place, processes, screen)
         shown = compare.comparison(jobs, records.read(place.results), baseline, pairing)
         content: dict[str, Any] = strict(_content(options, jobs, shown, baseline, pairing))
         write_json(place.folder / "comparison.json", content)
@@ -92,8 +93,6 @@ def _refuse_nonsense(options: Options) -> None:
         raise RecipeError("--folds goes through the folds from 0 on: leave out --fold.")
     if options.grid and not options.tuned:
         raise RecipeError("--grid says which values --tuned tries: it needs --tuned.")
-    if options.jobs is not None and options.jobs < 1:
-        raise RecipeError(f"--jobs must be at least 1, not {options.jobs}.")
 
 
 def _pairing(options: Options) -> Pairing:
@@ -102,7 +101,7 @@ def _pairing(options: Options) -> Pairing:
     return compare.seeds(options.recipe, options.seeds or 0)
 
 
-def _perform(title: str, jobs: Sequence[Job], place: Place, options: Options, screen: Screen) -> None:
+def _perform(title: str, jobs: Sequence[Job], place: Place, processes: int, screen: Screen) -> None:
     known = records.read(place.results)
     for warning in known.warnings:
         screen.show(f"note: {warning}")
@@ -115,7 +114,7 @@ def _perform(title: str, jobs: Sequence[Job], place: Place, options: Options, sc
             failed = " failed" if record["status"] == "failed" else ""
             progress.update(task, advance=1, status=f"{job.name}{failed}")
 
-        compare.perform_all(missing, place, options.jobs or default_processes(options.device), told)
+        compare.perform_all(missing, place, processes, told)
 
 
 def _content(

@@ -19,7 +19,7 @@ from maxgain.errors import RunError
 from maxgain.report import evaluating
 
 from .. import figures
-from ..evaluate import batches, gains, to_float
+from ..evaluate import batches, gains, largest, to_float
 from ..files import strict, write_json
 from ..regularisers import chosen_for, numbers
 from ..runs import chosen_device, load_data, load_model, read_config
@@ -70,8 +70,8 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     for line in network_lines(content):
         screen.show(line)
     folder = options.out or options.run or Path()
-    largest = {part: {name: row[-1] for name, row in rows.items()} for part, rows in content["gains"].items()}
-    drawn = figures.gains_beside_norms(content["norms"]["2"], largest)
+    peaks = {part: largest(rows) for part, rows in content["gains"].items()}
+    drawn = figures.gains_beside_norms(content["norms"]["2"], peaks)
     paths = figures.save(drawn, folder, "inspect")
     write_json(folder / "inspect.json", strict(content))
     screen.show(f"written: {', '.join(map(str, [*paths, folder / 'inspect.json']))}")
@@ -102,7 +102,7 @@ def inspected(subject: Subject) -> dict[str, Any]:
             "local": slope.local,
             "value": slope.value,
         }
-        content["gain_product"] = math.prod(row[-1] for row in measured["train"].values())
+        content["gain_product"] = math.prod(largest(measured["train"]).values())
     return content
 
 

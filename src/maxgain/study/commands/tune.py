@@ -18,7 +18,7 @@ from ..choice import RULE, Grid, Point, Tried, best, dimensions, expect_used
 from ..files import write_json
 from ..recipes import Recipe, to_json
 from ..screen import Common, DataFolder, Screen
-from ..workers import default_processes
+from ..workers import process_count
 
 TRIALS = 30
 
@@ -54,7 +54,7 @@ class Options(Common):
 def run(options: Options, screen: Screen) -> dict[str, Any]:
     """Writes tuned.json, curve.json and the figure into the search's folder, and shows them."""
     search = _search(options)
-    processes = options.jobs or default_processes(options.device)
+    processes = process_count(options.jobs, options.device)
     screen.show(f"{search.name}: {search.size} points → {search.folder}")
     with screen.progress() as progress:
         curve = tune.run(search, processes, _teller(progress, search.size))
@@ -76,8 +76,6 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
 def _search(options: Options) -> tune.Search:
     if options.grid and options.trials is not None:
         raise RecipeError("a grid has as many trials as values: leave out --trials or --grid.")
-    if options.jobs is not None and options.jobs < 1:
-        raise RecipeError(f"--jobs must be at least 1, not {options.jobs}.")
     recipe = options.recipe
     grids = [Grid.parsed(text) for text in options.grid]
     expect_used(grids, [recipe.regulariser])
