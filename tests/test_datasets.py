@@ -707,6 +707,12 @@ def test_cross_validation_tests_every_image_once_and_leaves_the_test_part_alone(
     assert sorted(tested) == sorted(image.tobytes() for image in pool.images.numpy())
 
 
+def test_cross_validation_into_more_folds_than_images_is_refused(small_cifar10):
+    folder, _ = small_cifar10
+    with pytest.raises(DataError, match="cifar10 has too few images for 100000-fold cross-validation"):
+        datasets.load("cifar10", folder.parent, 0, cross_validation=100_000)
+
+
 def test_cross_validation_is_refused_where_there_are_disjoint_folds_or_no_such_fold():
     with pytest.raises(DataError, match="digits has 10 disjoint folds"):
         datasets.load("digits", fold=0, cross_validation=3)

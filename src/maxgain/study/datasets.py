@@ -37,7 +37,10 @@ def load(
             raise DataError(f"{name} has {source.folds} disjoint folds, which are better than cross-validation.")
         if fold is None or not 0 <= fold < cross_validation:
             raise DataError(f"{cross_validation}-fold cross-validation has no fold {fold}.")
-        return cross_validated(load(name, root, size=size), fold, cross_validation)
+        whole = load(name, root, size=size)
+        if len(whole.train) + len(whole.validation) < cross_validation:
+            raise DataError(f"{name} has too few images for {cross_validation}-fold cross-validation.")
+        return cross_validated(whole, fold, cross_validation)
     if fold is not None and not 0 <= fold < source.folds:
         has = f"folds 0 to {source.folds - 1}" if source.folds > 1 else "no folds"
         raise DataError(f"{name} has {has}, so fold {fold} cannot be had.")

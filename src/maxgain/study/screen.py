@@ -46,6 +46,11 @@ class Screen:
             self.console.width = WIDTH_OF_A_FILE
         self.for_machines = for_machines
 
+    @property
+    def watched(self) -> bool:
+        """Whether somebody sees it as it happens."""
+        return self.console.is_terminal and not self.for_machines
+
     def show(self, *what: Any) -> None:
         """Prints text or a table."""
         self.console.print(*what, highlight=False, soft_wrap=True)

@@ -48,7 +48,7 @@ class Fetch(Action):
 
     def run(self, screen: Screen) -> Any:
         """Shows where the data set lies now."""
-        folder = datasets.fetch(self.name, self.data, progress=not screen.for_machines and screen.console.is_terminal)
+        folder = datasets.fetch(self.name, self.data, progress=screen.watched)
         screen.show(f"{self.name} is in {folder}")
         return {"name": self.name, "folder": str(folder)}
 
@@ -85,8 +85,9 @@ class BuildSins10(Action):
     def run(self, screen: Screen) -> Any:
         """Shows where the data set lies now."""
         out = datasets.data_root(self.data) / "sins10"
-        terminal = not screen.for_machines and screen.console.is_terminal
-        sins10.build(self.imagenet, self.mapping, out, per_class=self.per_class, seed=self.seed, progress=terminal)
+        sins10.build(
+            self.imagenet, self.mapping, out, per_class=self.per_class, seed=self.seed, progress=screen.watched
+        )
         screen.show(f"sins10 is in {out}")
         return {"folder": str(out)}
 
