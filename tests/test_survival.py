@@ -110,6 +110,14 @@ class Forks:
                 return said
         raise AssertionError(f"the process ended before it said any of {words}")
 
+    def duration(self, out: Path, seconds: float | None) -> float:
+        """How long training takes on this machine, as busy as it is."""
+        self.start(out, seconds)
+        self.wait_for("begun")
+        began = time.monotonic()
+        self.wait_for("ended")
+        return time.monotonic() - began
+
     def start(self, out: Path, seconds: float | None) -> int:
         assert self.process.stdin
         self.process.stdin.write(json.dumps([str(out), seconds]) + "\n")
@@ -131,13 +139,14 @@ def test_twenty_kills_at_random_moments_change_no_bit(
     tmp_path: Path, uninterrupted: Kept, forks: Forks, seconds: float | None
 ) -> None:
     chance = random.Random(f"kill {seconds}")
+    patience = forks.duration(tmp_path / "whole", seconds) / 2
     out, kills, lengths = tmp_path / "0", 0, set()
     while kills < 20:
         child = forks.start(out, seconds)
         # Most are left to begin; the others are killed before they have, as likely as not.
         said = forks.wait_for("begun", "ended") if chance.random() < 0.8 else ["child"]
         if said[0] != "ended":
-            time.sleep(chance.uniform(0, 0.15))
+            time.sleep(chance.uniform(0, patience))
             with suppress(ProcessLookupError):  # it has just ended by itself
                 os.kill(child, signal.SIGKILL)
             said = forks.wait_for("ended")
