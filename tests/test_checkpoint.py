@@ -217,3 +217,17 @@ def test_resuming_from_what_does_not_fit_is_one_sentence_and_loses_nothing(
     assert said in told
     assert told.count("\n") == 1
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
+
+
+def test_a_run_goes_on_with_the_number_of_threads_that_it_had(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        dataset = load("digits", fold=0)
+        recipe = replace(RECIPES["digits"], network="mlp", fold=0)
+        checkpoint.save(tmp_path / "checkpoint", Training(recipe, dataset, torch.device("cpu")), [])
+        torch.set_num_threads(1)
+        checkpoint.load(tmp_path / "checkpoint", Training(recipe, dataset, torch.device("cpu")))
+        assert torch.get_num_threads() == 2, "a sum in another order has other bits"
+    finally:
+        torch.set_num_threads(threads)

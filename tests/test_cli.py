@@ -379,7 +379,7 @@ def test_data_sets_are_listed_and_checked(capsys) -> None:
     assert cli.main(["data", "check", "digits"]) == 0
     assert capsys.readouterr().out == "digits is whole\n"
     assert cli.main(["data", "check", "digits", "--json"]) == 0
-    assert strictly(capsys.readouterr().out) == {"name": "digits", "problems": []}
+    assert strictly(capsys.readouterr().out) == {"name": "digits", "problems": [], "note": ""}
 
 
 # TensorBoard.

@@ -89,7 +89,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[MaxGainError], str]] = {
     ),
     "layer without bound": (lambda: MaxGain(net(), {"0": 1.0}), BoundError, "gamma says nothing about layer '2'.*inf"),
     "no bounds": (lambda: MaxGain(net(), {}), BoundError, "gamma says nothing about layer '0'"),
-    "include": (lambda: MaxGain(net(), include="head"), PatternError, "'head' matches no layer; the layers are none"),
+    "include": (
+        lambda: MaxGain(net(), include="head"),
+        PatternError,
+        "'head' matches no layer; the layers are '0', '2'",
+    ),
     "exclude": (lambda: MaxGain(net(), exclude="1"), PatternError, "'1' matches no layer; the layers are '0', '2'"),
     "type as pattern": (lambda: MaxGain(net(), include=[nn.Linear]), PatternError, "a glob over dotted layer names"),  # type: ignore[list-item]
     "type as key": (lambda: MaxGain(net(), {nn.Linear: 1.0}), PatternError, "a glob over dotted layer names"),  # type: ignore[dict-item]

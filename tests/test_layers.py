@@ -4,6 +4,7 @@ W is built column by column, by pushing basis vectors through the layer, or writ
 gain is then computed from W as it is defined, in float64, and must be what was measured without any W.
 """
 
+import ast
 import copy
 import math
 import re
@@ -433,3 +434,13 @@ def test_a_type_of_ones_own_is_measured_and_scaled(monkeypatch):
     constraint.step()
     assert constraint.gains == {"0": 3.0}
     assert model[0].A.tolist() == [[1.5, 0.0], [0.0, 0.5]]
+
+
+def test_all_refused_layers_are_named_at_once_and_the_remedy_covers_them():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, num_layers=3, enable_nested_tensor=False)
+    with pytest.raises(UnsupportedLayerError) as error:
+        find_layers(model)
+    remedy = re.search(r"exclude=(\[.*\])", str(error.value))
+    found = find_layers(model, exclude=ast.literal_eval(remedy[1]))
+    assert [layer.name for layer in found] == [f"layers.{i}.linear{j}" for i in range(3) for j in (1, 2)]

@@ -201,6 +201,8 @@ def find_layers(
     included, excluded = _globs(include), _globs(exclude)
     unused = set(included or ()) | set(excluded or ())
     found: list[FoundLayer] = []
+    refused: list[tuple[str, nn.Module, str]] = []
+    known: list[str] = []
     skipped_inside: str | None = None
     for path, module in model.named_modules():
         # torch.compile adds a step to the names of what it wraps.
@@ -208,8 +210,8 @@ def find_layers(
         kind, reason = _look_up(module, rescale=rescale)
         if kind is None and reason is None:
             continue
-        hits = {glob for glob in unused if matches(name, glob)}
-        unused -= hits
+        known.append(name)
+        unused -= {glob for glob in unused if matches(name, glob)}
         if skipped_inside is not None and name.startswith(skipped_inside):
             continue
         if excluded and any(matches(name, glob) for glob in excluded):
@@ -222,18 +224,18 @@ def find_layers(
         elif kind is not None and not kind.by_default:
             continue
         if reason is not None:
-            verb = "constrained" if rescale else "measured"
-            where, remedy = f"layer {name!r}", f" Leave it out with exclude={name!r}."
-            if not name:
-                where, remedy = "the model itself", ""
-            raise UnsupportedLayerError(f"{where} ({type(module).__name__}) cannot be {verb}: {reason}.{remedy}")
+            refused.append((name, module, reason))
+            skipped_inside = f"{name}."
+            continue
         assert kind is not None
         found.append(FoundLayer(name, module, kind))
+    if refused:
+        raise UnsupportedLayerError(_refusal(refused, "constrained" if rescale else "measured"))
     if unused:
-        names = ", ".join(repr(layer.name) for layer in found[:8])
+        names = ", ".join(map(repr, known[:8]))
         raise PatternError(
             f"the pattern {sorted(unused)[0]!r} matches no layer; the layers are {names or 'none'}"
-            f"{', ...' if len(found) > 8 else ''}."
+            f"{', ...' if len(known) > 8 else ''}."
         )
     if not found:
         raise NothingToConstrainError(
@@ -242,6 +244,18 @@ def find_layers(
             "dense, convolutional and batch-norm layers are known, and register_layer() adds a type of your own."
         )
     return found
+
+
+def _refusal(refused: list[tuple[str, nn.Module, str]], verb: str) -> str:
+    """What to say of the layers that cannot be used, all of them at once."""
+    (name, module, reason), *others = refused
+    if not name:
+        return f"the model itself ({type(module).__name__}) cannot be {verb}: {reason}."
+    said = f"layer {name!r} ({type(module).__name__}) cannot be {verb}: {reason}."
+    if not others:
+        return f"{said} Leave it out with exclude={name!r}."
+    names = [name for name, _, _ in refused]
+    return f"{said} Neither can {', '.join(map(repr, names[1:]))}. Leave them out with exclude={names!r}."
 
 
 def matches(name: str, glob: str) -> bool:

@@ -96,6 +96,7 @@ def measure_gains(
     16
     """
     check_p(p)
+    batches = several(batches)
     layers = find_layers(model, include, exclude, rescale=False)
     seen: dict[str, list[Tensor]] = {layer.name: [] for layer in layers}
 
@@ -176,6 +177,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def several(batches: Iterable[Any]) -> Iterable[Any]:
+    """The batches, unless it is one that would be taken for many."""
+    if isinstance(batches, Tensor | Mapping):
+        raise MaxGainError("batches must be several: put a single one into a list, as in [batch].")
+    return batches
 
 
 def call(model: nn.Module, batch: Any, device: torch.device) -> Any:

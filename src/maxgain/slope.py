@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .errors import MaxGainError
 from .functional import check_p, gain
-from .report import evaluating
+from .report import evaluating, several
 
 AT_ONCE = 64
 """How many inputs go through the model at a time."""
@@ -70,7 +70,7 @@ def sampled_slope(
     """
     check_p(p)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    inputs = [batch[0] if isinstance(batch, tuple | list) else batch for batch in batches]
+    inputs = [batch[0] if isinstance(batch, tuple | list) else batch for batch in several(batches)]
     if not inputs or not all(isinstance(x, Tensor) and x.is_floating_point() for x in inputs):
         raise MaxGainError("a slope needs batches of tensors of real numbers; integers have none to be differentiated.")
     x = torch.cat(inputs).to(device)

@@ -33,6 +33,7 @@ def save(path: Path, training: Training, history: Iterable[Mapping[str, Any]]) -
         {
             "epoch": training.epoch,
             "device": training.device.type,
+            "threads": torch.get_num_threads(),
             "recipe": to_json(training.recipe),
             "history": list(history),
         }
@@ -50,6 +51,7 @@ def load(path: Path, training: Training) -> list[dict[str, Any]]:
             f"{path} was written on {about['device']}, and only there can the run go on to the same bits: "
             f"use --device {about['device']}."
         )
+    torch.set_num_threads(about["threads"])  # another number of them adds up in another order, to other bits
     try:
         _restore(training, tensors)
     except (KeyError, ValueError, RuntimeError) as error:

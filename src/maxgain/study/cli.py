@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"maxgain: stopped and saved in {stopped}; the same command with --resume goes on.\n")
         return 130
     except KeyboardInterrupt:
-        sys.stderr.write("maxgain: stopped.\n")
+        sys.stderr.write("maxgain: stopped; what was finished is recorded, and the same command goes on from there.\n")
         return 130
     except MaxGainError as error:
         sys.stderr.write(f"maxgain: {error}\n")

@@ -76,8 +76,8 @@ class Source:
         if found := self.find(root):
             return found
         raise DataError(
-            f"{self.name} is not in {root}, which has no folder {self.folders[0]}: {self.remedy}, "
-            "or set MAXGAIN_DATA to the folder that has it."
+            f"{self.name} is not in {root}, which has no folder {self.folders[0]}: {self.remedy} "
+            "(with the same --data), or name the folder that has it with --data or MAXGAIN_DATA."
         )
 
     def describe(self, root: Path) -> Description:

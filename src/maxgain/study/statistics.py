@@ -195,7 +195,9 @@ def verdict(row: Row) -> str:
     difference = row.test.mean_difference
     evidence = _evidence(row.adjusted_p, row.comparisons)
     if not row.significant:
-        seen = f"the difference of {_points(difference)} points may be chance" if difference else "no difference"
+        seen = f"the difference of {_points(difference)} points may be chance"
+        if not difference:
+            seen = "no difference" if row.test.standard_error == 0 else "no difference on average"
         return f"not significant: {seen} ({evidence})"
     if row.test.standard_error == 0:
         return (

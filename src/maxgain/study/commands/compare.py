@@ -18,6 +18,7 @@ from ..files import strict, write_json
 from ..locks import alone_in
 from ..recipes import Recipe, recipe_named
 from ..records import Record
+from ..regularisers import chosen_for, numbers, parse
 from ..screen import Common, DataFolder, Screen
 from ..statistics import Row, p_value, verdict
 from ..workers import process_count
@@ -139,8 +140,10 @@ def _content(
 
 def _row(regulariser: str, jobs: Sequence[Job], shown: Comparison) -> dict[str, Any]:
     row = shown.rows.get(regulariser)
+    recipes = [job.recipe for job in jobs if job.regulariser == regulariser]
     content = {
         "regulariser": regulariser,
+        "numbers": [dict(numbers(chosen_for(recipe))) for recipe in recipes],
         "runs": [job.key for job in jobs if job.regulariser == regulariser],
         "values": [job.tuned for job in jobs if job.regulariser == regulariser],
     }
@@ -165,7 +168,7 @@ def _show(content: dict[str, Any], screen: Screen) -> None:
     for column in ("regulariser", "mean ± s.e.", "difference\n(95 %)", "effect size\n(95 %)", "p (Holm)"):
         table.add_column(column, justify="left" if column == "regulariser" else "right", overflow="fold")
     for row in content["rows"]:
-        table.add_row(row["regulariser"], *_cells(row))
+        table.add_row(_label(row), *_cells(row))
     screen.show(table)
     screen.show(f"{content['test']}, each against {content['baseline']}" if content["test"] else "nothing was tested")
     for row in content["rows"]:
@@ -181,6 +184,17 @@ def _show(content: dict[str, Any], screen: Screen) -> None:
     if left_out:
         numbers = ", ".join(map(str, left_out))
         screen.show(f"left out of all numbers above, since a run has no score there: {over} {numbers}")
+
+
+def _label(row: dict[str, Any]) -> str:
+    """The regulariser with the numbers that it had by default, where they were the same in all runs."""
+    if any(numbers != row["numbers"][0] for numbers in row["numbers"]):
+        return str(row["regulariser"])
+    given = parse(row["regulariser"])
+    return "+".join(
+        choice.row.name + (f"={row['numbers'][0][choice.row.name]:g}" if choice.row.name in row["numbers"][0] else "")
+        for choice in given
+    )
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, str, str, str]:

@@ -65,8 +65,10 @@ class Check(Action):
         problems = datasets.check(self.name, self.data)
         if problems:
             raise DataError("\n".join(problems))
-        screen.show(f"{self.name} is whole")
-        return {"name": self.name, "problems": problems}
+        fold = 0 if datasets.DATASETS[self.name].folds > 1 else None
+        note = datasets.load(self.name, self.data, fold).note
+        screen.show(f"{self.name} is whole" + (f"; note: {note}" if note else ""))
+        return {"name": self.name, "problems": problems, "note": note}
 
 
 @dataclass(frozen=True, kw_only=True)
