@@ -109,7 +109,7 @@ class _Drawer:
 
 def _title(compared: Sequence[Comparison]) -> str:
     names = dict.fromkeys(comparison.dataset for comparison in compared)
-    return f"Regularisers compared on {', '.join(names)}" if compared else "Regularisers"
+    return f"Regularisers compared on {', '.join(names)}" if compared else "A search for good numbers"
 
 
 @dataclass(frozen=True)
