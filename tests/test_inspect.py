@@ -72,6 +72,22 @@ def test_a_model_of_ones_own_needs_no_data(tmp_path, monkeypatch, capsys):
     assert error.count("\n") == 1
 
 
+def test_layers_that_cannot_be_measured_can_be_left_out(tmp_path, monkeypatch, capsys):
+    (tmp_path / "attentive.py").write_text(
+        "from torch import nn\n"
+        "def make():\n"
+        "    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)\n"
+        "    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    command = ["inspect", "--model", "attentive:make", "--input", "5x8", "--json"]
+    assert main(command) == 2
+    assert "exclude=['layers.0.self_attn', 'layers.1.self_attn']" in capsys.readouterr().err
+    assert main([*command, "--exclude", "*.self_attn"]) == 0
+    norms = json.loads(capsys.readouterr().out)["norms"]["2"]
+    assert list(norms) == [f"layers.{i}.linear{j}" for i in range(2) for j in (1, 2)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

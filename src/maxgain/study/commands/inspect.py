@@ -43,6 +43,8 @@ class Options(Common):
     """instead of a run: module:function, a function of no arguments that returns a model"""
     input: str | None = None
     """with --model: the shape of one input, such as 3x32x32"""
+    exclude: tuple[str, ...] = ()
+    """with --model: layers to leave out, as patterns over their names, such as '*.self_attn'"""
     data: DataFolder = None
     device: str = "auto"
     """cpu, cuda, or auto: a GPU where there is one"""
@@ -60,6 +62,7 @@ class Subject:
     parts: dict[str, Split]
     p: float = 2.0
     bound: float | None = None
+    exclude: tuple[str, ...] = ()
 
 
 def run(options: Options, screen: Screen) -> dict[str, Any]:
@@ -80,7 +83,7 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
 
 def inspected(subject: Subject) -> dict[str, Any]:
     """All there is to know: gains by part, operator norms by p, and what the whole network does."""
-    reports = {p: operator_norms(subject.model, subject.example, p=p) for p in NORMS}
+    reports = {p: operator_norms(subject.model, subject.example, p=p, exclude=subject.exclude) for p in NORMS}
     measured = {part: gains(subject.model, split, subject.p).quantiles() for part, split in subject.parts.items()}
     content: dict[str, Any] = {
         "p": subject.p,
@@ -158,8 +161,8 @@ def network_lines(content: dict[str, Any]) -> list[str]:
 
 def _from_run(options: Options) -> Subject:
     assert options.run is not None
-    if options.model or options.input:
-        raise RunError("give a run's folder, or --model and --input, not both.")
+    if options.model or options.input or options.exclude:
+        raise RunError("give a run's folder, or --model with --input and --exclude, not both.")
     recipe = read_config(options.run)
     device = chosen_device(options.device)
     dataset = load_data(recipe, options.data)
@@ -185,7 +188,7 @@ def _from_model(options: Options) -> Subject:
     except RuntimeError as error:
         reason = clause(str(error).splitlines()[0])
         raise RunError(f"{options.model} takes no input of the shape {options.input}: {reason}.") from error
-    return Subject(options.model, model, example, {})
+    return Subject(options.model, model, example, {}, exclude=options.exclude)
 
 
 def _made(path: str) -> nn.Module:
