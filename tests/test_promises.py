@@ -666,3 +666,24 @@ def test_promise_11_a_frozen_layer_need_not_be_measured() -> None:
 def test_promise_11_parameters_without_a_bound_are_listed() -> None:
     model = nn.Sequential(nn.Embedding(3, 4), nn.LayerNorm(4), nn.Linear(4, 4))
     assert MaxGain(model).unconstrained == ("0.weight", "1.weight", "1.bias", "2.bias")
+
+
+def test_promise_07_an_accelerator_is_asked_for_its_counts_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of an accelerator, walked on the CPU: a look tells what the look before it asked for."""
+    model = nn.Linear(3, 2)
+    constraint = MaxGain(model)
+    monkeypatch.setattr("maxgain.gain.STEPS_BETWEEN_LOOKS", 2)
+
+    class Elsewhere:
+        is_cuda, device = False, torch.device("cuda")
+
+    def look() -> None:
+        constraint._look([], Elsewhere())  # type: ignore[arg-type]
+
+    look()
+    model(torch.full((4, 3), math.inf))
+    look()
+    look()  # asks
+    look()
+    with pytest.warns(MeasurementWarning, match="4 instances so far"):
+        look()

@@ -20,7 +20,7 @@ from .observe import UNMEASURED, RunningMaximum, Watch, forget, watch
 
 Measure = Literal["stale", "fresh"]
 STEPS_BETWEEN_LOOKS = 100
-"""How often an accelerator is asked for its count of dropped measurements, which makes the host wait for it."""
+"""How often an accelerator is asked for its counts of dropped measurements."""
 
 
 class MaxGain(Constraint):
@@ -75,12 +75,13 @@ class MaxGain(Constraint):
         self._unproven: set[str] = set()
         self._steps = 0
         self._dropped_seen = 0
+        self._asked: Tensor | None = None
         super().__init__(model, gamma, include=include, exclude=exclude)
 
     @property
     def gains(self) -> dict[str, float]:
         """The newest maximum of every layer: of the forwards since the last step, or of that step; nan before any."""
-        self._warn_of_dropped()
+        self._warn_of_dropped(self.dropped)
         at_step = self._read(self._sizes)
         since = self._read({name: observer.maximum for name, observer in self._observers.items()})
         return {name: at_step[name] if since[name] == UNMEASURED else since[name] for name in at_step}
@@ -148,14 +149,20 @@ class MaxGain(Constraint):
     # What the user must be told.
 
     def _look(self, layers: list[FoundLayer], maxima: Tensor) -> None:
-        """Looks for trouble, seldom enough that the device hardly ever has to be waited for."""
+        """Looks for trouble; an accelerator is waited for in the first step alone."""
         if maxima.is_cuda and torch.cuda.is_current_stream_capturing():
             return
         unproven = [layer.name in self._unproven for layer in layers]
         if any(unproven):
             self._check_measured(layers, maxima)
-        if maxima.device.type == "cpu" or self._steps % STEPS_BETWEEN_LOOKS == 0:
-            self._warn_of_dropped()
+        if maxima.device.type == "cpu":
+            self._warn_of_dropped(self.dropped)
+        elif self._steps % STEPS_BETWEEN_LOOKS == 0:
+            # What the last look asked for has long arrived, so that nobody waits for it.
+            if self._asked is not None:
+                self._warn_of_dropped(dict(zip(self._observers, self._asked.tolist(), strict=True)))
+            counts = torch.stack(together(observer.dropped for observer in self._observers.values()))
+            self._asked = counts.to("cpu", non_blocking=True)
         self._steps += 1
 
     def _check_measured(self, layers: list[FoundLayer], maxima: Tensor) -> None:
@@ -177,8 +184,7 @@ class MaxGain(Constraint):
             stacklevel=2,
         )
 
-    def _warn_of_dropped(self) -> None:
-        dropped = self.dropped
+    def _warn_of_dropped(self, dropped: Mapping[str, int]) -> None:
         total = sum(dropped.values())
         if total > self._dropped_seen:
             self._dropped_seen = total
