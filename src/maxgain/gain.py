@@ -35,9 +35,10 @@ class MaxGain(Constraint):
     ``p``: the norm, from 1 to ``inf``.
     ``instance``: what one x is. ``'auto'``: a row of the last dimension for dense layers (so every token of a
     sequence is one), a whole sample for convolutions and batch norm. ``'sample'``: a whole sample for every layer.
-    ``measure``: ``'stale'`` takes the gains of the forward that gave the gradient, as the paper does, and costs
-    next to nothing. ``'fresh'`` keeps the inputs and applies the updated weight to them, so that after the step the
-    bound holds exactly on the batch; it costs a second forward through every layer and the memory of its inputs.
+    ``measure``: ``'stale'`` takes the gains of the forward that gave the gradient, as the paper does: it reads every
+    input and output once more. ``'fresh'`` keeps the inputs and applies the updated weight to them, so that after the
+    step the bound holds exactly on the batch; it costs a second forward through every layer and the memory of its
+    inputs.
     ``include``, ``exclude``: globs over dotted names.
     ``process_group``: whose ranks share their maxima; None is the default group, where one is initialised.
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from .chain import NotAChainError, chain_constant
-from .errors import MissingExtraError, NotMeasuredError
+from .errors import NotMeasuredError
 from .layers import FoundLayer, find_layers
 from .linear_map import LinearMap, Sizes, check_operator_p, instance_sizes, linear_map, random_vector
 from .observe import watch
-from .report import call, evaluating
+from .report import call, evaluating, extra
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -72,10 +72,8 @@ class NormReport:
 
     def table(self, title: str | None = None) -> Table:
         """The norms as a table for the terminal."""
-        try:
+        with extra("rich"):
             from rich.table import Table
-        except ImportError as error:
-            raise MissingExtraError("this needs rich: pip install 'maxgain[study]'.") from error
         bound = "none" if self.bound is None else f"{self.bound:.6g}"
         table = Table(title=title or f"operator norm by layer, p = {self.p:g}", caption=f"bound {bound}: {self.covers}")
         table.add_column("layer")

@@ -46,7 +46,7 @@ class GainReport:
 
     def table(self, title: str | None = None) -> Table:
         """The quantiles as a table for the terminal."""
-        with _extra("rich"):
+        with extra("rich"):
             from rich.table import Table
         table = Table(title=title or f"gain by layer, p = {self.p:g}")
         table.add_column("layer", overflow="fold")
@@ -58,7 +58,7 @@ class GainReport:
 
     def boxplot(self, ax: Axes | None = None, *, bound: float | Mapping[str, float] | None = None) -> Figure:
         """One box per layer, whiskers from minimum to maximum, as in the paper's Figures 1 and 2."""
-        with _extra("matplotlib"):
+        with extra("matplotlib"):
             from matplotlib.figure import Figure
         if ax is None:
             ax = Figure(figsize=(max(4.0, 1.5 + 0.4 * len(self.gains)), 4), layout="constrained").subplots()
@@ -199,7 +199,8 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 @contextmanager
-def _extra(package: str) -> Iterator[None]:
+def extra(package: str) -> Iterator[None]:
+    """Says what to install where an optional package is missing."""
     try:
         yield
     except ImportError as error:
