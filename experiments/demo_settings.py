@@ -13,7 +13,8 @@ which constrains less.
 from dataclasses import replace
 from pathlib import Path
 
-from maxgain.study import compare, records
+from maxgain.study.compare import jobs as compare
+from maxgain.study.compare import records
 from maxgain.study.recipes import recipe_named
 
 GAMMAS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)

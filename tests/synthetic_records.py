@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 
-from maxgain.study import records
+from maxgain.study.compare import records
+from maxgain.study.compare.records import Records
 from maxgain.study.recipes import recipe_named, to_json
-from maxgain.study.records import Records
 
 COMMAND = "maxgain compare digits --regularisers none dropout maxgain --folds 10"
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from maxgain import measure_gains
 from maxgain.constraint import Constraint
-from maxgain.study import datasets
+from maxgain.study.data import table as datasets
+from maxgain.study.data.splits import Dataset
 from maxgain.study.evaluate import evaluate, to_float
 from maxgain.study.models import build
-from maxgain.study.splits import Dataset
 
 GAMMA = 2.0
 BATCH = 16

@@ -13,7 +13,7 @@ from matplotlib.ticker import NullLocator
 from torch import Tensor, nn
 
 from maxgain import Lipschitz, MaxGain, measure_gains, operator_norms
-from maxgain.norms import NormReport
+from maxgain.lipschitz.norms import NormReport
 
 from .digits import GAMMA, Effort, short, trained, training_images, validation_accuracy
 from .style import BLUE, FAINT, ORANGE, guide, markdown

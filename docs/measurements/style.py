@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from maxgain.study.figures import COLOURS, rendered
+from maxgain.study.report.figures import COLOURS, rendered
 
 BLUE, ORANGE, GREEN = COLOURS[:3]
 INK, FAINT, CARD = "#24292f", "#8c959f", "#ffffff"

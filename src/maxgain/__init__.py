@@ -5,9 +5,9 @@ from . import functional as functional
 from ._version import __version__ as __version__
 from .gain import MaxGain as MaxGain
 from .layers import register_layer as register_layer
-from .lipschitz import Lipschitz as Lipschitz
-from .maxnorm import MaxNorm as MaxNorm
-from .maxnorm import WeightClip as WeightClip
-from .norms import operator_norms as operator_norms
-from .report import measure_gains as measure_gains
-from .slope import sampled_slope as sampled_slope
+from .lipschitz.norms import operator_norms as operator_norms
+from .lipschitz.projection import Lipschitz as Lipschitz
+from .lipschitz.slope import sampled_slope as sampled_slope
+from .measure import measure_gains as measure_gains
+from .weights import MaxNorm as MaxNorm
+from .weights import WeightClip as WeightClip

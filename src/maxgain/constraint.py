@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from . import skipped
+from . import torch_quirks as skipped
 from .distributed import local
 from .errors import AttachError, BoundError, PatternError, StateError
 from .functional import check_bound, divisors, is_binding, shrink_all_

@@ -6,7 +6,7 @@ import sys
 def main() -> int:
     """Runs the command line, or says how to install it."""
     try:
-        from .cli import main as run
+        from .cli.app import main as run
 
         return run()
     except ModuleNotFoundError as error:

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maxgain.report import GainReport, Quantiles, evaluating, measure_gains
+from maxgain.measure import GainReport, Quantiles, evaluating, measure_gains
 
-from .splits import Split
+from .data.splits import Split
 
 BATCH = 500
 

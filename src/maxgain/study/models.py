@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from maxgain.errors import RecipeError
 
-from .spelling import unknown
+from .wording import unknown
 
 Shape = tuple[int, int, int]
 """Channels, height and width of an image."""

@@ -12,7 +12,7 @@ from maxgain.errors import RecipeError
 
 from .files import strict
 from .regularisers import parse
-from .spelling import unknown
+from .wording import unknown
 
 
 @dataclass(frozen=True)

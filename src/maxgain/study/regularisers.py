@@ -19,8 +19,8 @@ from maxgain import Lipschitz, MaxGain, MaxNorm, WeightClip
 from maxgain.constraint import Constraint
 from maxgain.errors import RegulariserError
 
-from .noise import ConcreteDropout, GaussianDropout, VariationalDropout, noise_penalty
-from .spelling import unknown
+from .dropout import ConcreteDropout, GaussianDropout, VariationalDropout, noise_penalty
+from .wording import unknown
 
 if TYPE_CHECKING:
     from .recipes import Recipe

@@ -20,17 +20,18 @@ import torch
 import maxgain
 from maxgain import operator_norms
 from maxgain.errors import RunError
-from maxgain.report import GainReport
+from maxgain.measure import GainReport
 
-from . import checkpoint, datasets
+from . import checkpoint
+from .data import table as datasets
+from .data.splits import Dataset, Split
 from .evaluate import Score, evaluate, gains, largest, to_float
 from .files import strict, sweep, write_bytes, write_json, write_text
 from .locks import alone_in
 from .recipes import Recipe, from_json, to_json
 from .regularisers import numbers
-from .spelling import clause
-from .splits import Dataset, Split
 from .train import DivergedError, Epoch, Training, train
+from .wording import clause
 
 CHECKPOINT = "checkpoint.safetensors"
 NORM_TOLERANCE = 1e-2

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from maxgain.errors import RunError
 
 from . import regularisers
+from .data.splits import Dataset, Split
 from .evaluate import Score, to_float
 from .models import build
 from .recipes import Recipe
 from .regularisers import Penalised
-from .splits import Dataset, Split
 
 PADDING = 4
 MOMENTUM = 0.9

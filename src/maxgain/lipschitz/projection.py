@@ -1,0 +1,253 @@
+"""Lipschitz: the size of a layer is its operator norm, the largest gain that any input at all could show."""
+
+from __future__ import annotations
+
+import glob
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..constraint import Bound, Constraint, together
+from ..distributed import all_reduce_max_
+from ..errors import MaxGainError, MeasurementWarning, NotMeasuredError
+from ..functional import finite
+from ..layers import FoundLayer
+from ..observe import UNMEASURED, Watch, watch
+from .maps import LinearMap, Shape, Sizes, check_operator_p, instance_sizes, linear_map, random_vector
+
+FIRST_ITERATIONS = 50
+"""Of the power iteration when it begins, with vectors that know nothing yet."""
+
+
+class Lipschitz(Constraint):
+    """Constrains the operator norm ``max_x ‖Wx‖_p / ‖x‖_p`` of each layer, for p = 1, 2 or inf, to a bound.
+
+    Gouk, Frank, Pfahringer and Cree, *Regularisation of Neural Networks by Enforcing Lipschitz Continuity*, 2018.
+    After each optimiser step ``W ← W / max(1, ‖W‖_p / λ)``.
+
+    ``bound``: a bound for all layers, or a mapping of globs over dotted names to bounds, of which the first that
+    matches holds; ``inf`` measures without constraining.
+    ``p``: 1 (the largest absolute column sum of W), 2 (its largest singular value) or ``inf`` (its largest absolute
+    row sum). A convolution's W belongs to the size of its input, which is taken from the forwards: the largest one
+    seen, in training or evaluation. A batch-norm layer's W is ``diag(α / sqrt(running_var + ε))``.
+    ``iterations``: for p = 2 the norm is approached from below by so many power iterations a step, with the layer's
+    own forward and transpose, begun where the last step's ended. Weights move little from step to step, so one is
+    enough to follow them, as a rule to within a per cent; ``operator_norms`` shows how close it is, and further calls
+    of ``step()`` bring it closer.
+    ``include``, ``exclude``: globs over dotted names.
+    ``process_group``: whose ranks share their norms; None is the default group, where one is initialised.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> constraint = Lipschitz(model, 0.5, p=1).attach(optimizer)
+    >>> model(torch.randn(16, 4)).square().mean().backward()
+    >>> optimizer.step()
+    >>> print(f"{model[0].weight.abs().sum(0).max():.4f}")
+    0.5000
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        bound: Bound,
+        *,
+        p: float = 2.0,
+        iterations: int = 1,
+        include: str | Iterable[str] | None = None,
+        exclude: str | Iterable[str] = (),
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        if not (isinstance(iterations, int) and iterations >= 1):
+            raise MaxGainError(f"iterations must be a whole number from 1, not {iterations!r}.")
+        self.p = check_operator_p(p)
+        self.iterations = iterations
+        self.process_group = process_group
+        self._norms: dict[str, FollowedNorm] = {}
+        self._handles: list[Watch] = []
+        self._unproven: set[str] = set()
+        super().__init__(model, bound, include=include, exclude=exclude)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Takes up a state of a constraint of the same kind on the same layers."""
+        for name, norm in self._norms.items():
+            norm.load(state.get(f"{name}.vectors"), state.get(f"{name}.input_and_output"))
+        super().load_state_dict(state)
+
+    def _watch(self) -> None:
+        if self._handles:
+            return
+        for layer in self._layers:
+            if layer.name not in self._norms:
+                self._norms[layer.name] = FollowedNorm(layer, self.p, self.iterations)
+            if self._norms[layer.name].needs_sizes:
+                self._handles.append(watch(layer, self._norms[layer.name]))
+        self._unproven = {layer.name for layer in self._layers}
+
+    def _unwatch(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _pause(self, paused: bool) -> None:
+        super()._pause(paused)
+        for norm in self._norms.values():
+            norm.paused = paused
+
+    def _estimate(self, layers: list[FoundLayer]) -> list[Tensor]:
+        sizes = torch.stack(together(self._norms[layer.name].estimate() for layer in layers))
+        all_reduce_max_(sizes, self.process_group)
+        self._check_known(layers, sizes)
+        return list(sizes.unbind())
+
+    def _publish(
+        self, layers: list[FoundLayer], sizes: list[Tensor], factors: list[Tensor], found_inf: Tensor | None
+    ) -> None:
+        super()._publish(layers, sizes, factors, found_inf)
+        for layer in layers:
+            self._norms[layer.name].keep(found_inf)
+
+    def _state(self) -> dict[str, Tensor]:
+        parts = {name: norm.state() for name, norm in self._norms.items()}
+        return super()._state() | {f"{name}.{key}": t for name, part in parts.items() for key, t in part.items()}
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "bound": {glob.escape(name): bound for name, bound in self.bounds.items()},
+            "p": self.p,
+            "iterations": self.iterations,
+            "include": [glob.escape(layer.name) for layer in self._layers],
+            "process_group": self.process_group,
+        }
+
+    def _check_known(self, layers: list[FoundLayer], sizes: Tensor) -> None:
+        """Looks, in a layer's first step, whether there is a norm at all."""
+        unproven = {layer.name for layer in layers} & self._unproven
+        if not unproven or (sizes.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return
+        norms = dict(zip((layer.name for layer in layers), sizes.tolist(), strict=True))
+        trained = [layer.name for layer in layers if layer.weight.requires_grad]
+        silent = [name for name in trained if norms[name] == UNMEASURED and name in unproven]
+        why = (
+            "A convolution's norm depends on its input size, which the first forward shows. Make the constraint "
+            "before a compiled model's first call, and take no step before a forward."
+        )
+        if silent and silent == trained:
+            raise NotMeasuredError(
+                f"a step was taken, but the norm of none of the {len(silent)} layers is known. {why}"
+            )
+        self._unproven -= unproven
+        if not silent:
+            return
+        warnings.warn(
+            f"not run before the first step, so not constrained in it: {', '.join(map(repr, silent))}. {why}",
+            MeasurementWarning,
+            stacklevel=2,
+        )
+
+
+class FollowedNorm:
+    """The operator norm of one layer, followed from step to step; as a hook it remembers the largest input's size."""
+
+    def __init__(self, layer: FoundLayer, p: float, iterations: int) -> None:
+        self.layer = layer
+        self.p = p
+        self.iterations = iterations
+        self.paused = False
+        self.dtype = torch.promote_types(layer.weight.dtype, torch.float32)
+        self.map = linear_map(layer, None, self.dtype)
+        self.needs_sizes = self.map is None
+        self.sizes: Sizes | None = None
+        """The largest ones seen."""
+        self.vectors: Tensor | None = None
+        """The two directions that the layer amplifies most, as far as is known."""
+        self.newest: Tensor | None = None
+        """The vectors of a step that may yet turn out to have been skipped."""
+
+    def __call__(self, x: Tensor, output: Tensor) -> None:
+        """Takes the size of what goes through the layer into account."""
+        # The flag and not is_exporting(), which torch.compile takes to be true before torch 2.13.
+        if self.paused or torch.compiler._is_exporting_flag:
+            return
+        sizes = instance_sizes(self.layer, x, output)
+        if self.sizes is not None:
+            sizes = _larger(self.sizes[0], sizes[0]), _larger(self.sizes[1], sizes[1])
+        self.sizes = sizes
+
+    def estimate(self) -> Tensor:
+        """The norm under the weights as they are now; ``UNMEASURED`` if it needs a size that is not known."""
+        if self.needs_sizes and (self.map is None or self.map.sizes != self.sizes):
+            self.map = linear_map(self.layer, self.sizes, self.dtype)
+        if self.map is None:
+            return self.layer.scalar(UNMEASURED)
+        exact = self.map.exact_norm(self.p)
+        return finite(self._iterate(self.map) if exact is None else exact)
+
+    def _iterate(self, linear: LinearMap) -> Tensor:
+        """Power iteration on two vectors at once: when another one becomes the largest, it is known already."""
+        shape = linear.input_shape
+        begun = self.vectors is not None and self.vectors.shape[1:] == shape
+        v = self._vectors_of(shape)
+        for _ in range(self.iterations if begun else FIRST_ITERATIONS):
+            v, size = power_iteration(linear, v)
+        self.newest = v
+        return size
+
+    def _vectors_of(self, shape: Shape) -> Tensor:
+        """The vectors to go on from; for a larger input than before they are what they were, and a little of all."""
+        if self.vectors is None or self.vectors.shape[1:] != shape:
+            begin = torch.stack([random_vector(shape, seed) for seed in (0, 1)])
+            begin = begin.to(self.layer.weight.device, self.dtype)
+            if self.vectors is not None:
+                missing = [n for new, old in zip(shape, self.vectors.shape[1:], strict=True) for n in (new - old, 0)]
+                begin = F.pad(self.vectors.to(begin), missing[::-1]) + 0.1 * begin
+            self.vectors = begin
+        self.vectors = self.vectors.to(self.layer.weight.device)
+        return self.vectors
+
+    def keep(self, found_inf: Tensor | None) -> None:
+        """Ends a step: in place, so that a captured step's replays go on from one another."""
+        if self.vectors is None or self.newest is None:
+            return
+        if found_inf is not None:
+            self.newest = torch.where(found_inf.to(self.vectors.device) > 0, self.vectors, self.newest)
+        self.vectors.copy_(self.newest)
+        self.newest = None
+
+    def state(self) -> dict[str, Tensor]:
+        """What an estimate depends on besides the weights."""
+        known = {} if self.vectors is None else {"vectors": self.vectors}
+        return known if self.sizes is None else known | {"input_and_output": torch.tensor(self.sizes)}
+
+    def load(self, vectors: Tensor | None, sizes: Tensor | None) -> None:
+        """Takes up what ``state`` gave."""
+        self.vectors = None if vectors is None else vectors.to(self.layer.weight.device, self.dtype, copy=True)
+        self.sizes = None if sizes is None else (tuple(sizes[0].tolist()), tuple(sizes[1].tolist()))
+
+
+def _larger(first: Shape, second: Shape) -> Shape:
+    return tuple(map(max, first, second))
+
+
+def power_iteration(linear: LinearMap, v: Tensor) -> tuple[Tensor, Tensor]:
+    """One iteration on two vectors: their successors, and the largest singular value as far as they show it.
+
+    The two are turned within the plane that they span, so that the first is what W amplifies most of it.
+    """
+    _, z, back = linear.there_and_back(v)
+    (a, b), (c, d) = z.flatten(1), back
+    turn = 0.5 * torch.atan2(2 * torch.sum(a * b), torch.sum(a * a) - torch.sum(b * b))
+    cos, sin = turn.cos(), turn.sin()
+    first, second = cos * c + sin * d, cos * d - sin * c
+    length = torch.linalg.vector_norm(first)
+    first = first / length
+    second = second - torch.sum(first * second) * first
+    rest = torch.linalg.vector_norm(second)
+    usable = torch.stack([torch.isfinite(length) & (length > 0), torch.isfinite(rest) & (rest > 0)])
+    following = torch.stack([first, second / rest])
+    size: Tensor = length / torch.linalg.vector_norm(cos * a + sin * b)
+    return torch.where(usable.view(2, *[1] * (v.dim() - 1)), following, v), size

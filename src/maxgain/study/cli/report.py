@@ -1,0 +1,38 @@
+"""maxgain report: one page about everything that is recorded in a folder, that opens offline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from ..report import page
+from .terminal import Common, Screen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """Make one self-contained HTML page of what 'maxgain compare' and 'maxgain tune' left in a folder.
+
+    It shows the comparison with its significance tests, learning curves, gains, and how each run was made. Nothing is
+    trained.
+    """
+
+    folder: tyro.conf.Positional[Path]
+    """the folder that --out named in 'maxgain compare' or 'maxgain tune'"""
+    out: Path = Path("report.html")
+    """the page"""
+    baseline: str | None = None
+    """what regularisers are tested against (default: as in the folder's last comparison, else none)"""
+
+
+def run(options: Options, screen: Screen) -> dict[str, Any]:
+    """Writes the page and says where it is."""
+    found = page.write(options.folder, options.out, options.baseline)
+    for warning in found.warnings:
+        screen.show(f"note: {warning}")
+    failed = f", {len(found.failed)} failed" if found.failed else ""
+    screen.show(f"written: {options.out} ({len(found.runs)} runs{failed})")
+    return {"page": str(options.out), "runs": len(found.runs), "failed": len(found.failed)}

@@ -1,0 +1,201 @@
+"""maxgain train: one run of a recipe, in a folder of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.progress import Progress
+from rich.table import Table
+
+from maxgain.errors import MissingExtraError, RecipeError
+
+from ..recipes import Recipe
+from ..regularisers import chosen_for, numbers
+from ..runs import Result, Run, Watcher, perform
+from ..train import Training
+from .terminal import Common, DataFolder, Screen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """Train a network by a recipe, and leave config, metrics, weights and result in a folder."""
+
+    recipe: tyro.conf.OmitArgPrefixes[Recipe]
+    data: DataFolder = None
+    out: Annotated[
+        Path | None,
+        tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/RECIPE-REGULARISER-seedSEED)"),
+    ] = None
+    """the run's folder"""
+    resume: bool = False
+    """go on from the folder's checkpoint, to the same bits as if nothing had happened"""
+    device: str = "auto"
+    """cpu, cuda, or auto: a GPU where there is one"""
+    checkpoint_seconds: Annotated[
+        float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="(default: after every epoch)")
+    ] = None
+    """save this often, within an epoch too"""
+    tensorboard: bool = False
+    """also write the metrics for TensorBoard, into the run's folder"""
+
+
+def run(options: Options, screen: Screen) -> Result:
+    """Trains, with a progress bar, and shows the scores."""
+    recipe = options.recipe
+    expect_used(recipe)
+    out = options.out or default_folder(recipe)
+    screen.show(f"{recipe.name}: {recipe.network}, {spelt(recipe)}, {recipe.epochs} epochs → {out}")
+    with screen.progress() as progress, _board(out, options.tensorboard) as board:
+        watcher = together(_resumption(options, screen), progress_watcher(progress, recipe), board)
+        result = perform(
+            recipe, Run(out, options.data, options.device, options.resume, options.checkpoint_seconds, watcher)
+        )
+    if result["note"]:
+        screen.show(f"note: {result['note']}")
+    screen.show(scores_table(result))
+    return result
+
+
+def default_folder(recipe: Recipe) -> Path:
+    """A folder whose name says which run it is."""
+    fold = "" if recipe.fold is None else f"-fold{recipe.fold}"
+    return Path("runs") / f"{recipe.name}-{spelt(recipe)}{fold}-seed{recipe.seed}"
+
+
+def spelt(recipe: Recipe) -> str:
+    """The recipe's regulariser with every number that it has."""
+    return "+".join(map(str, chosen_for(recipe)))
+
+
+def expect_used(recipe: Recipe) -> None:
+    """Refuses a gamma that would bound nothing, lest somebody believe that it did."""
+    if recipe.gamma != Recipe.gamma and numbers(chosen_for(recipe)).get("maxgain") != recipe.gamma:
+        raise RecipeError(
+            f"--gamma {recipe.gamma:g} has no effect with --regulariser {recipe.regulariser}: "
+            "name maxgain there, without a number, or leave --gamma out."
+        )
+
+
+def together(*watchers: Watcher) -> Watcher:
+    """One watcher that tells all of these."""
+
+    def teller(moment: str) -> Callable[[Any], None]:
+        def tell(what: Any) -> None:
+            for watcher in watchers:
+                getattr(watcher, moment)(what)
+
+        return tell
+
+    return Watcher(*(teller(moment.name) for moment in fields(Watcher)))
+
+
+def progress_watcher(progress: Progress, recipe: Recipe) -> Watcher:
+    """Moves a bar by epochs and parts of them, and tells what the last epoch came to."""
+    task = progress.add_task("epoch", total=recipe.epochs, status="")
+    done = 0
+
+    def moved(training: Training) -> None:
+        progress.update(task, completed=done / training.steps_per_epoch)
+
+    def started(training: Training) -> None:
+        nonlocal done
+        done = training.epoch * training.steps_per_epoch + int(training.position) // training.batch_size
+        moved(training)
+
+    def stepped(training: Training) -> None:
+        nonlocal done
+        done += 1
+        moved(training)
+        if training.epoch == 0 and training.device.type == "cpu":  # where reading a tensor makes nobody wait
+            loss, accuracy = training.loss.item() / done, training.hits.item() / (done * training.batch_size)
+            progress.update(task, status=f"so far loss {loss:.3f}, train {accuracy:.1%}")
+
+    def epoch_done(line: dict[str, Any]) -> None:
+        held_out = line["validation_accuracy"]
+        parts = [
+            f"loss {line['train_loss']:.3f}",
+            f"train {line['train_accuracy']:.1%}",
+            *([] if held_out is None else [f"held out {held_out:.1%}"]),
+            f"gain {_largest(line['max_gain'], '.4g')}",
+        ]
+        progress.update(task, status=", ".join(parts))
+
+    return Watcher(started, stepped, epoch_done)
+
+
+def scores_table(result: Result) -> Table:
+    """Loss and accuracy on each part of the data."""
+    table = Table(title=f"{result['recipe']}, {result['regulariser']}, {result['seconds']:.0f} s on {result['device']}")
+    for column in ("", "accuracy", "loss (nats)", "largest gain"):
+        table.add_column(column, justify="right" if column else "left")
+    for part in ("train", "validation", "test"):
+        if result[f"{part}_accuracy"] is None:
+            continue
+        table.add_row(
+            part,
+            f"{result[f'{part}_accuracy']:.2%}",
+            _number(result[f"{part}_loss"], ".4f"),
+            _largest(result["max_gain"].get(part, {}), ".3f"),
+        )
+    return table
+
+
+def _largest(gains: Mapping[str, float | None], form: str) -> str:
+    known = [gain for gain in gains.values() if gain is not None]
+    return format(max(known), form) if known else ""
+
+
+def _number(value: float | str | None, form: str) -> str:
+    """A number as strict JSON holds it, for people."""
+    return format(math.nan if value is None else float(value), form)
+
+
+def _resumption(options: Options, screen: Screen) -> Watcher:
+    def started(training: Training) -> None:
+        if options.resume and (training.epoch or int(training.position)):
+            screen.show(f"going on after {training.epoch} of {training.recipe.epochs} epochs")
+        elif options.resume:
+            screen.show("there is no checkpoint yet: starting from the beginning")
+
+    return Watcher(started=started)
+
+
+@contextmanager
+def _board(out: Path, wanted: bool) -> Iterator[Watcher]:
+    """Writes for TensorBoard, from when the run starts and not before: the folder may turn out to hold another run."""
+    if not wanted:
+        yield Watcher()
+        return
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise MissingExtraError("--tensorboard needs TensorBoard: pip install 'maxgain[tensorboard]'.") from error
+    with ExitStack() as stack:
+        writers: list[Any] = []
+
+        def started(training: Training) -> None:
+            # What a killed run wrote after its last checkpoint is written once more.
+            writer = SummaryWriter(str(out / "tensorboard"), purge_step=training.epoch + 1)
+            writers.append(stack.enter_context(writer))
+
+        def epoch_done(line: dict[str, Any]) -> None:
+            for name, value in _scalars(line):
+                writers[0].add_scalar(name, value, line["epoch"])
+
+        yield Watcher(started=started, epoch_done=epoch_done)
+
+
+def _scalars(line: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    for part in ("train", "validation"):
+        for what in ("loss", "accuracy"):
+            if line[f"{part}_{what}"] is not None:
+                yield f"{what}/{part}", float(line[f"{part}_{what}"])
+    for layer, gain in line["max_gain"].items():
+        if gain is not None:
+            yield f"max_gain/{layer}", gain

@@ -1,0 +1,147 @@
+"""maxgain tune: choose a regulariser's numbers on the validation part, and draw what they do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.progress import Progress
+from rich.table import Table
+
+from maxgain.errors import RecipeError, RunError
+
+from ..compare import tune
+from ..compare.tuning_rule import RULE, Grid, Point, Tried, best, dimensions, expect_used
+from ..compare.workers import process_count
+from ..files import write_json
+from ..recipes import Recipe, to_json
+from ..report import figures
+from .terminal import Common, DataFolder, Screen
+
+TRIALS = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """Choose the numbers that --regulariser leaves open (gamma, a dropout rate) on the validation part, never on test.
+
+    A grid tries all its values; without one, TPE proposes --trials of them and stops the hopeless ones early. Chosen is
+    the best validation accuracy, among equals the lowest validation loss. The same command goes on with a search that
+    was stopped or killed: no trial is lost or done twice.
+    """
+
+    recipe: tyro.conf.OmitArgPrefixes[Recipe]
+    grid: tuple[str, ...] = ()
+    """values to try, as NAME=START:STOP:STEP, NAME being a regulariser or its parameter: gamma=1.25:3:0.25
+    dropout=0.1:0.5:0.1; several grids are multiplied, and what no grid names stays what it is"""
+    trials: int | None = None
+    """how many points TPE proposes where there is no grid (default: 30)"""
+    storage: str | None = None
+    """an optuna storage URL, for searches from several machines, each with an --out of its own (default: a file in the
+    folder); it becomes part of the command that results keep, so leave passwords to the database's own files"""
+    jobs: int | None = None
+    """trials at a time, each in a process with one thread; with a grid no result depends on it (default: one a core,
+    or one on a GPU)"""
+    out: Path | None = None
+    """the search's folder (default: tune- and the recipe and regulariser)"""
+    data: DataFolder = None
+    device: str = "auto"
+    """cpu, cuda, or auto: a GPU where there is one"""
+
+
+def run(options: Options, screen: Screen) -> dict[str, Any]:
+    """Writes tuned.json, curve.json and the figure into the search's folder, and shows them."""
+    search = _search(options)
+    processes = process_count(options.jobs, options.device)
+    screen.show(f"{search.name}: {search.size} points → {search.folder}")
+    with screen.progress() as progress:
+        curve = tune.run(search, processes, _teller(progress, search.size))
+    chosen = best(curve)
+    write_json(search.folder / "curve.json", curve)
+    screen.show(_table(curve, search, chosen))
+    if chosen is None:
+        raise RunError(f"no trial came to an end, so nothing is chosen; {search.folder / 'curve.json'} says why.")
+    tuned = _tuned(search, curve, chosen)
+    write_json(search.folder / "tuned.json", tuned)
+    labels = {dimension.regulariser: dimension.parameter for dimension in search.space}
+    paths = figures.save(figures.tuning_curve(curve, labels, chosen["values"]), search.folder, "curve")
+    screen.show(f"chosen: {tuned['regulariser']} ({RULE})")
+    names = [search.folder / "tuned.json", search.folder / "curve.json", *paths]
+    screen.show(f"written: {', '.join(map(str, names))}")
+    return tuned
+
+
+def _search(options: Options) -> tune.Search:
+    if options.grid and options.trials is not None:
+        raise RecipeError("a grid has as many trials as values: leave out --trials or --grid.")
+    recipe = options.recipe
+    grids = [Grid.parsed(text) for text in options.grid]
+    expect_used(grids, [recipe.regulariser])
+    return tune.Search(
+        recipe=recipe,
+        space=dimensions(recipe.regulariser, grids),
+        folder=options.out or Path(f"tune-{recipe.name}-{recipe.regulariser}"),
+        trials=None if grids else TRIALS if options.trials is None else options.trials,
+        data=options.data,
+        device=options.device,
+        storage=options.storage,
+    )
+
+
+def _teller(progress: Progress, size: int) -> Any:
+    task = progress.add_task("tuning", total=size, status="")
+
+    def told(curve: list[Tried]) -> None:
+        leader = best(curve)
+        status = f"best so far {_spelt(leader['values'])}: {leader['validation_accuracy']:.2%}" if leader else ""
+        progress.update(task, completed=len(curve), status=status)
+
+    return told
+
+
+def _tuned(search: tune.Search, curve: list[Tried], chosen: Tried) -> dict[str, Any]:
+    counts = Counter(row["status"] for row in curve)
+    scores = {name: value for name, value in chosen.items() if name.endswith(("_accuracy", "_loss"))}
+    return {
+        "recipe": search.recipe.name,
+        "asked": search.recipe.regulariser,
+        "regulariser": search.recipe_at(chosen["values"]).regulariser,
+        "values": chosen["values"],
+        **scores,
+        "trials": {status: counts[status] for status in ("complete", "pruned", "failed")},
+        "rule": RULE,
+        "config": to_json(search.recipe_at(chosen["values"])),
+    }
+
+
+def _table(curve: list[Tried], search: tune.Search, chosen: Tried | None) -> Table:
+    table = Table(title=f"{search.recipe.name}, {search.recipe.regulariser}: chosen on the validation part")
+    for dimension in search.space:
+        table.add_column(f"{dimension.regulariser} {dimension.parameter}", justify="right")
+    for column in ("validation", "loss (nats)", "train", "loss (nats)"):
+        table.add_column(column, justify="right")
+    table.add_column("")
+    for row in curve:
+        remark = "chosen" if row is chosen else "" if row["status"] == "complete" else row["status"]
+        parts = ("validation", "train")
+        scores = (
+            text for part in parts for text in (_percent(row.get(f"{part}_accuracy")), _nats(row.get(f"{part}_loss")))
+        )
+        style = "bold" if row is chosen else None
+        table.add_row(*(f"{value:g}" for value in row["values"].values()), *scores, remark, style=style)
+    return table
+
+
+def _percent(fraction: float | None) -> str:
+    return "" if fraction is None else f"{fraction:.2%}"
+
+
+def _nats(loss: float | None) -> str:
+    return "" if loss is None else f"{loss:.4f}"
+
+
+def _spelt(values: Point) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in values.items())

@@ -1,0 +1,1 @@
+"""Many runs: choosing numbers, running, recording, and what the records show."""

@@ -1,0 +1,244 @@
+"""Choosing a regulariser's numbers on the validation part: gamma, a dropout rate, whatever its parts leave open.
+
+The data set of a tuning run has no test part, so there is no test score that a choice could look at. A search is an
+optuna study: of the points of a grid, or of points that TPE proposes, the hopeless of which are stopped early. What a
+point comes to follows from the recipe alone, and a point is done once: a search that is killed goes on where it was,
+the trials it left running being marked as failed and their points taken up again, from their checkpoints.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from maxgain.errors import MaxGainError, RecipeError, RegulariserError, RunError
+
+from ..files import write_text
+from ..locks import alone_in
+from ..recipes import Recipe, to_json
+from ..runs import CHECKPOINT, Run, Watcher, perform, read_metrics
+from . import records
+from .tuning_rule import Dimension, Point, Tried, filled, points, rounded
+from .workers import CHECKPOINT_SECONDS, data_for, in_processes
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is looked for, where, and where the search is kept."""
+
+    recipe: Recipe
+    space: tuple[Dimension, ...]
+    folder: Path
+    trials: int | None = None
+    """How many points TPE proposes; None for a grid."""
+    data: Path | None = None
+    device: str = "auto"
+    storage: str | None = None
+    """An optuna storage URL; None for a journal in the folder."""
+
+    def __post_init__(self) -> None:
+        if not self.space:
+            raise RegulariserError(
+                f"{self.recipe.regulariser!r} leaves no number open to choose: name one that does with --regulariser, "
+                "such as maxgain."
+            )
+        if self.recipe.train_on != "train":
+            raise RecipeError("tuning chooses on the validation part, which --train-on train+validation trains on.")
+        if self.trials is not None and self.trials < 1:
+            raise RecipeError(f"--trials must be at least 1, not {self.trials}.")
+
+    @property
+    def name(self) -> str:
+        """The study's name, which another recipe or another kind of search does not share."""
+        kind = "grid" if self.trials is None else "tpe"
+        tuned = [dimension.regulariser for dimension in self.space]
+        key = records.key(to_json(self.recipe) | {"tuned": tuned})
+        return f"{self.recipe.name}-{self.recipe.regulariser}-{kind}-{key}"
+
+    @property
+    def size(self) -> int:
+        """How many points there will be."""
+        return len(points(self.space)) if self.trials is None else self.trials
+
+    def recipe_at(self, point: Point) -> Recipe:
+        """What a trial of the point trains."""
+        return replace(self.recipe, regulariser=filled(self.recipe.regulariser, point))
+
+
+def run(search: Search, processes: int, told: Callable[[list[Tried]], None] = lambda curve: None) -> list[Tried]:
+    """Searches to the end, from wherever the search stands, and returns its curve; `told` of it after every trial."""
+    with alone_in(search.folder):
+        study, searcher = _study(search), _searcher(search.folder)
+        _recover(study, search, searcher)
+        told(curve(study))
+        trials = _proposals(study, search, searcher)
+        work = partial(_perform, search=search)
+        with closing(in_processes(work, trials, min(processes, search.size))) as outcomes:
+            for trial, outcome in outcomes:
+                _tell(study, trial, outcome)
+                told(curve(study))
+        return curve(study)
+
+
+def curve(study: optuna.Study) -> list[Tried]:
+    """What every point came to, in the order of their values; a point that was tried again counts once."""
+    ended = {TrialState.FAIL: "failed", TrialState.PRUNED: "pruned", TrialState.COMPLETE: "complete"}
+    trials = study.get_trials(deepcopy=False, states=tuple(ended))
+    rows: dict[str, Tried] = {}
+    for trial in sorted(trials, key=lambda trial: list(ended).index(trial.state)):
+        if "point" in trial.user_attrs:
+            row = {"values": trial.user_attrs["point"], "status": ended[trial.state]}
+            rows[str(row["values"])] = row | trial.user_attrs.get("outcome", {"error": "it was stopped"})
+    return sorted(rows.values(), key=lambda row: list(row["values"].values()))
+
+
+class _JournalLock:
+    """Keeps two processes from writing to a journal at once; a killed one keeps nobody out.
+
+    What a writer that was killed left of a line is cut off, or the next line would be spoilt by it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.descriptor = -1
+
+    def acquire(self) -> bool:
+        self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+        size = os.fstat(self.descriptor).st_size
+        if size and os.pread(self.descriptor, 1, size - 1) != b"\n":
+            os.ftruncate(self.descriptor, os.pread(self.descriptor, size, 0).rfind(b"\n") + 1)
+        return True
+
+    def release(self) -> None:
+        os.close(self.descriptor)
+
+
+def _study(search: Search) -> optuna.Study:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if search.trials is None:
+        pruner = optuna.pruners.NopPruner()  # a grid is there for its whole curve
+    else:  # no trial is judged by its first epochs, nor before there are others to compare it with
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=search.recipe.epochs // 4)
+    try:
+        return optuna.create_study(
+            storage=search.storage or _journal(search.folder / "journal.log"),
+            study_name=search.name,
+            direction="maximize",
+            pruner=pruner,
+            load_if_exists=True,
+        )
+    except Exception as error:  # whatever a database driver, or the lack of one, has to say
+        where = search.storage or search.folder
+        raise RunError(f"cannot keep the search in {where}: {str(error).splitlines()[0]}.") from error
+
+
+def _journal(path: Path) -> optuna.storages.BaseStorage:
+    backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=_JournalLock(path))
+    return optuna.storages.JournalStorage(backend)
+
+
+def _searcher(folder: Path) -> str:
+    """Who searches here. Several may share a storage, each from its own folder; none takes another's trial for dead."""
+    path = folder / "searcher.txt"
+    if not path.exists():
+        write_text(path, secrets.token_hex(8))
+    return path.read_text(encoding="utf-8")
+
+
+def _recover(study: optuna.Study, search: Search, searcher: str) -> None:
+    """Gives up what a killed process of this folder left running, and puts in line every point without a trial."""
+    # One that was killed before it had signed its trial can only have been here, unless the storage is shared.
+    ours = {searcher, None} if search.storage is None else {searcher}
+    for trial in study.get_trials(states=(TrialState.RUNNING,)):
+        if trial.user_attrs.get("searcher") in ours:
+            study.tell(trial.number, state=TrialState.FAIL)
+    trials = study.get_trials(deepcopy=False)
+    wanted = points(search.space) if search.trials is None else _points(trials, failed=True)
+    standing = _points(trials, failed=False)
+    for point in wanted:
+        if point not in standing:
+            standing.append(point)
+            study.enqueue_trial(point, user_attrs={"point": point, "searcher": searcher})
+
+
+def _points(trials: Iterable[FrozenTrial], *, failed: bool) -> list[Point]:
+    chosen = (trial for trial in trials if (trial.state is TrialState.FAIL) == failed)
+    return [trial.user_attrs["point"] for trial in chosen if "point" in trial.user_attrs]
+
+
+def _proposals(study: optuna.Study, search: Search, searcher: str) -> Iterator[optuna.Trial]:
+    """One trial after another: first the points that stand in line, then what TPE makes of the trials so far."""
+    while True:
+        trials = study.get_trials(deepcopy=False)
+        standing, failed = _points(trials, failed=False), _points(trials, failed=True)
+        known = len(standing) + sum(point not in standing for point in failed)
+        if not any(trial.state is TrialState.WAITING for trial in trials) and known >= search.size:
+            return
+        # The seed follows from how many points there are, so that a search that was killed proposes what it would have.
+        study.sampler = optuna.samplers.TPESampler(seed=(search.recipe.seed + known) % 2**32)
+        trial = study.ask()
+        trial.set_user_attr("searcher", searcher)
+        if search.trials is None and "point" not in trial.user_attrs:
+            study.tell(trial, state=TrialState.FAIL)  # somebody else was faster in taking the grid's last point
+            continue
+        point = {
+            dimension.regulariser: rounded(
+                trial.suggest_float(dimension.regulariser, dimension.low, dimension.high, log=not dimension.values)
+            )
+            for dimension in search.space
+        }
+        trial.set_user_attr("point", point)
+        yield trial
+
+
+def _perform(trial: optuna.Trial, search: Search) -> Tried:
+    """What a trial comes to. Its folder belongs to its point, so a trial that takes up a point goes on with its run."""
+    recipe = search.recipe_at(trial.user_attrs["point"])
+    out = search.folder / "runs" / f"{recipe.regulariser}-{records.key(to_json(recipe))}"
+
+    dataset = data_for(recipe, search.data, with_test=False)
+    reported = set()
+
+    def report(_: object = None) -> None:
+        """Tells optuna of the epochs that it has not heard of, those before a checkpoint too."""
+        for line in read_metrics(out):
+            if line["epoch"] not in reported:
+                trial.report(line["validation_accuracy"], line["epoch"])
+                reported.add(line["epoch"])
+        if len(reported) < recipe.epochs and trial.should_prune():
+            raise optuna.TrialPruned
+
+    watcher = Watcher(started=report, epoch_done=report)
+    run = Run(out, search.data, search.device, resume=True, checkpoint_seconds=CHECKPOINT_SECONDS, watcher=watcher)
+    try:
+        result = perform(recipe, run, dataset)
+        report()  # if it was finished already, nobody has been told
+    except optuna.TrialPruned:
+        (out / CHECKPOINT).unlink(missing_ok=True)
+        return {"status": "pruned", "epochs": len(reported)}
+    except MaxGainError as error:
+        return {"status": "failed", "error": str(error)}
+    names = (f"{part}_{what}" for part in ("train", "validation") for what in ("accuracy", "loss"))
+    scores = {name: result[name] for name in names}
+    if endless := [name for name, score in scores.items() if not isinstance(score, int | float)]:
+        return {"status": "failed", "error": f"its {endless[0].replace('_', ' ')} is not a finite number"}
+    return {"status": "complete", "epochs": recipe.epochs} | scores
+
+
+def _tell(study: optuna.Study, trial: optuna.Trial, outcome: Tried) -> None:
+    status = outcome.pop("status")
+    trial.set_user_attr("outcome", outcome)
+    if status == "complete":
+        study.tell(trial, outcome["validation_accuracy"])
+    else:
+        study.tell(trial, state=TrialState.PRUNED if status == "pruned" else TrialState.FAIL)

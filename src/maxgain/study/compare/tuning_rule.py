@@ -1,0 +1,140 @@
+"""What there is to choose in a regulariser, and the rule by which it is chosen: pure functions, no training.
+
+The rule: the best validation accuracy; among equals the lowest validation loss, and then the smallest numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from maxgain.errors import RecipeError, RegulariserError
+
+from ..regularisers import Chosen, parse
+
+RULE = "best validation accuracy, then lowest validation loss, then smallest numbers"
+SMALL_GRID = 4
+
+Point = dict[str, float]
+"""A number for each tuned regulariser, by the regulariser's name."""
+Tried = dict[str, Any]
+"""What a point came to: its values, its status ('complete', 'pruned' or 'failed'), its scores or its error."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The numbers to try for what is called `name`: a regulariser, or its parameter."""
+
+    name: str
+    values: tuple[float, ...]
+
+    @classmethod
+    def parsed(cls, text: str) -> Grid:
+        """The grid that a text like ``gamma=1.25:3:0.25`` means, both ends included."""
+        name, _, numbers = text.partition("=")
+        try:
+            start, stop, step = map(float, numbers.split(":"))
+            count = math.floor((stop - start) / step + 1e-9) + 1
+            reachable = math.isfinite(start) and step > 0 and count > 0
+        except (ValueError, ZeroDivisionError, OverflowError):
+            reachable = False
+        if not (name and reachable):
+            raise RecipeError(f"{text!r} is no grid: write NAME=START:STOP:STEP, as in gamma=1.25:3:0.25.")
+        return cls(name, tuple(rounded(start + index * step) for index in range(count)))
+
+    def names(self, part: Chosen) -> bool:
+        """Whether these are values of that regulariser's number."""
+        return self.name in (part.row.name, part.row.parameter)
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A number to choose: whose it is, and the values to try or the range to look in."""
+
+    regulariser: str
+    parameter: str
+    low: float
+    high: float
+    values: tuple[float, ...] = ()
+    """The values of a grid; without them the range is searched on a logarithmic scale."""
+
+
+def dimensions(regulariser: str, grids: Sequence[Grid] = ()) -> tuple[Dimension, ...]:
+    """What there is to choose in a regulariser: the numbers that its text leaves open.
+
+    With grids, only what they name is chosen, and other numbers are what they are in a run that is not tuned.
+    """
+    if not grids:
+        return tuple(_searched(part) for part in _open_parts(regulariser))
+    pairs = [(part, grid) for part in _open_parts(regulariser) for grid in grids if grid.names(part)]
+    if len({part.row.name for part, _ in pairs}) < len(pairs) or len({grid.name for _, grid in pairs}) < len(pairs):
+        raise RecipeError(f"the grids do not name each number of {regulariser!r} once: use the regularisers' names.")
+    return tuple(_gridded(part, grid.values) for part, grid in pairs)
+
+
+def expect_used(grids: Sequence[Grid], regularisers: Sequence[str]) -> None:
+    """Refuses a grid of a number that no regulariser leaves open."""
+    for grid in grids:
+        if not any(grid.names(part) for text in regularisers for part in _open_parts(text)):
+            raise RecipeError(f"there is no {grid.name!r} to choose in {' or '.join(regularisers)}.")
+
+
+def small_grid(dimension: Dimension) -> Dimension:
+    """The dimension with a few values over its whole range, unless it has a grid: for tuning every fold anew."""
+    if dimension.values:
+        return dimension
+    values = np.geomspace(dimension.low, dimension.high, SMALL_GRID)
+    return replace(dimension, values=tuple(float(f"{value:.2g}") for value in values))
+
+
+def points(space: Sequence[Dimension]) -> list[Point]:
+    """Every combination of the grids' values, the last varying fastest."""
+    combinations = product(*(dimension.values for dimension in space))
+    return [dict(zip((dimension.regulariser for dimension in space), values, strict=True)) for values in combinations]
+
+
+def filled(regulariser: str, point: Mapping[str, float]) -> str:
+    """The regulariser's text with the point's numbers in it: ``maxgain=1.75+batchnorm``."""
+    parts = (part.strip() for part in regulariser.split("+"))
+    texts = {name: f"{value:g}".replace("e+", "e") for name, value in point.items()}  # a plus joins regularisers
+    return "+".join(f"{part}={texts[part]}" if part in texts else part for part in parts)
+
+
+def best(rows: Iterable[Tried]) -> Tried | None:
+    """The row to choose by the rule, if any is complete."""
+
+    def rank(row: Tried) -> tuple[float, float, list[float]]:
+        loss = math.inf if row["validation_loss"] is None else row["validation_loss"]  # as where it is not a number
+        return -row["validation_accuracy"], loss, list(row["values"].values())
+
+    return min((row for row in rows if row["status"] == "complete"), key=rank, default=None)
+
+
+def rounded(value: float) -> float:
+    """The number as a regulariser's text holds it, so that what is reported is what was trained."""
+    return float(f"{value:g}")
+
+
+def _open_parts(regulariser: str) -> list[Chosen]:
+    texts = [part.strip() for part in regulariser.split("+")]
+    return [
+        part for part, text in zip(parse(regulariser), texts, strict=True) if part.row.parameter and "=" not in text
+    ]
+
+
+def _searched(part: Chosen) -> Dimension:
+    if part.row.search is None:
+        raise RegulariserError(f"{part.row.name} has no usual range: give --grid {part.row.name}=START:STOP:STEP.")
+    return Dimension(part.row.name, str(part.row.parameter), *part.row.search)
+
+
+def _gridded(part: Chosen, values: tuple[float, ...]) -> Dimension:
+    for value in values:
+        if not part.row.valid(value):
+            raise RegulariserError(f"{value:g} is no {part.row.parameter} that {part.row.name} can have.")
+    return Dimension(part.row.name, str(part.row.parameter), min(values), max(values), values)

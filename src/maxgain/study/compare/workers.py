@@ -1,0 +1,117 @@
+"""Many runs at once, in processes with one thread each, so that how many there are changes no bit of any result."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import lru_cache
+from itertools import islice
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from maxgain.errors import RecipeError, RunError
+
+from ..data import table as datasets
+from ..data.splits import Dataset
+from ..recipes import Recipe
+from ..runs import chosen_device, load_data
+
+Job = TypeVar("Job")
+Outcome = TypeVar("Outcome")
+
+CHECKPOINT_SECONDS = 60.0
+"""How often a run that is one of many saves itself."""
+PATIENCE = 30.0
+"""Seconds that a run gets to save itself when everything is to stop."""
+
+
+def in_processes(
+    work: Callable[[Job], Outcome], jobs: Iterable[Job], processes: int
+) -> Generator[tuple[Job, Outcome], None, None]:
+    """Works on the jobs, so many at a time, and yields each with what came of it as soon as it is done.
+
+    A job is taken from `jobs` no sooner than a process is free for it, so what is worth doing next may depend on what
+    came of the jobs before. Where one raises, or Ctrl-C is pressed, the others save themselves and stop.
+    """
+    upcoming = iter(jobs)
+    older = set(multiprocessing.active_children())
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, initializer=_prepare) as pool:
+        with _interrupts_ignored():  # by the processes, from their first moment on
+            running: dict[Future[Outcome], Job] = {pool.submit(work, job): job for job in islice(upcoming, processes)}
+        try:
+            while running:
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(future), future.result()
+                    running |= {pool.submit(work, job): job for job in islice(upcoming, 1)}
+        except BrokenProcessPool as error:
+            raise RunError(
+                "a training process was killed, perhaps for want of memory: the same command goes on from here, "
+                "and fewer --jobs need less memory."
+            ) from error
+        finally:
+            if running:
+                _stop(running, set(multiprocessing.active_children()) - older)
+
+
+def process_count(jobs: int | None, device: str) -> int:
+    """How many processes --jobs asks for; without it as many as there are cores, or one where a GPU does the work."""
+    if jobs is None:
+        return 1 if chosen_device(device).type == "cuda" else len(os.sched_getaffinity(0))
+    if jobs < 1:
+        raise RecipeError(f"--jobs must be at least 1, not {jobs}.")
+    return jobs
+
+
+def data_for(recipe: Recipe, root: Path | None, *, with_test: bool) -> Dataset:
+    """The recipe's data set; without its test part for a run on which something is chosen, which must not see it."""
+    dataset = load_data(recipe, root, _loaded)
+    return dataset if with_test else replace(dataset, test=dataset.test[:0])
+
+
+# The next job of a process mostly needs the same data set again.
+_loaded = lru_cache(maxsize=1)(datasets.load)
+
+
+def _stop(running: Collection[Future[Outcome]], processes: Collection[BaseProcess]) -> None:
+    """Passes Ctrl-C on to the runs, which save themselves, and ends what does not listen."""
+    for pid in (process.pid for process in processes if process.pid is not None):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGINT)
+    if wait(running, timeout=PATIENCE).not_done:
+        for process in processes:
+            process.terminate()
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _prepare() -> None:
+    """Makes a worker: one thread, out of reach of the terminal's Ctrl-C, and no life after its parent's."""
+    torch.set_num_threads(1)
+    os.setpgid(0, 0)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+    os._exit(1)

@@ -1,0 +1,159 @@
+"""The study's figures, each a function from numbers to a matplotlib figure."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter, StrMethodFormatter
+
+from maxgain.measure import Quantiles, draw_boxes
+
+from ..files import write_bytes
+
+# Text stays text in SVG, so that a figure can be searched and read aloud, and the same numbers give the same bytes.
+SVG = {"svg.fonttype": "none", "svg.hashsalt": "maxgain"}
+
+# Told apart by colour-blind eyes and, with the dashes, on grey paper too.
+COLOURS = ("#0072b2", "#c2570c", "#00805e", "#a8488a", "#8a6a12", "#3a8fc0", "#6a6a6a", "#a3283a")
+DASHES = ("-", "--", ":", "-.")
+PANEL = (4.4, 2.75)
+"""Inches: a panel that two fit beside each other on paper, and one on a telephone with its text still readable."""
+
+
+def gain_boxes(parts: Mapping[str, Mapping[str, Quantiles]], bound: float | None, title: str) -> Figure:
+    """The paper's Figures 1 and 2: the distribution of gains in each layer, one panel a part of the data."""
+    layers = max(len(quantiles) for quantiles in parts.values())
+    figure = Figure(figsize=(max(5.0, 1.5 + 0.45 * layers), 3.2 * len(parts)), layout="constrained")
+    figure.suptitle(title)
+    panels = figure.subplots(len(parts), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    for panel, (part, quantiles) in zip(panels, parts.items(), strict=True):
+        draw_boxes(panel, quantiles, bound)
+        panel.set_title(f"{part} set", loc="left", fontsize="medium")
+        panel.grid(axis="y", alpha=0.3)
+    return figure
+
+
+def series_style(index: int) -> dict[str, Any]:
+    """The look of the index-th of several lines in a panel; different for the first 32."""
+    rounds, colour = divmod(index, len(COLOURS))
+    return {"color": COLOURS[colour], "linestyle": DASHES[(colour + rounds) % len(DASHES)]}
+
+
+def learning_curve(histories: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], metric: str) -> Figure:
+    """A metric after every epoch: the mean over each regulariser's runs, in a band from their lowest to their highest.
+
+    `histories` holds each regulariser's runs, a run being its epochs' metrics. A regulariser whose runs do not all
+    have the metric, as where nothing was held out, is left out but keeps its place among the styles.
+    """
+    figure, panel = _panel(*PANEL)
+    for index, runs in enumerate(histories.values()):
+        if not runs or any(line.get(metric) is None for run in runs for line in run):
+            continue
+        epochs = range(1, min(map(len, runs)) + 1)
+        values = np.array([[run[epoch - 1][metric] for epoch in epochs] for run in runs])
+        low, high, style = values.min(axis=0), values.max(axis=0), series_style(index)
+        panel.plot(epochs, values.mean(axis=0), linewidth=1.5, **style)
+        panel.fill_between(epochs, low, high, color=style["color"], alpha=0.12, linewidth=0)
+    panel.set_xlabel("epoch")
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+    if metric.endswith("_accuracy"):
+        panel.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    elif panel.lines:
+        _logarithmic(panel)
+    return figure
+
+
+def gains_beside_norms(
+    norms: Mapping[str, float], gains: Mapping[str, Mapping[str, float]], largest: float | None = None
+) -> Figure:
+    """Each layer's operator norm as a bar and, as dots, the largest gain that each part of the data shows in it.
+
+    `gains` is by part and layer. `largest` is where the axis ends, so that several of these can be compared by eye.
+    """
+    figure, panel = _panel(PANEL[0], 1.1 + 0.2 * len(norms))
+    places = range(len(norms))
+    panel.barh(places, list(norms.values()), height=0.62, color=COLOURS[0], alpha=0.22, label="operator norm")
+    for (part, values), marker, colour in zip(gains.items(), ("o", "^"), (COLOURS[0], COLOURS[1]), strict=False):
+        shown = [values.get(layer, float("nan")) for layer in norms]
+        label = f"largest gain, {part} set"
+        panel.plot(shown, places, marker, color=colour, markersize=4, label=label, markerfacecolor="none")
+    panel.set_yticks(places, list(norms))
+    panel.invert_yaxis()  # the input at the top
+    panel.set_xlim(0, 1.05 * (largest or max(norms.values(), default=1)))
+    panel.grid(visible=False, axis="y")
+    figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=8, handletextpad=0.3, columnspacing=1)
+    return figure
+
+
+def tuning_curve(
+    curve: Sequence[Mapping[str, Any]], labels: Mapping[str, str], chosen: Mapping[str, float] | None = None
+) -> Figure:
+    """The paper's Figure 3: accuracy and log loss against the numbers tried, on the training and the validation part.
+
+    `curve` holds what each trial came to, with its numbers under 'values'; those that did not come to an end are left
+    out. `labels` says what each number is called, and each gets a column. With one number its trials are joined by a
+    line. `chosen` is marked.
+    """
+    rows = [row for row in curve if row["status"] == "complete"]
+    figure = Figure(figsize=(PANEL[0] * len(labels), 2 * PANEL[1]), layout="constrained")
+    panels = figure.subplots(2, len(labels), sharex="col", sharey="row", squeeze=False)
+    for column, (name, label) in enumerate(labels.items()):
+        at = [row["values"][name] for row in rows]
+        for panel, score in zip(panels[:, column], ("accuracy", "loss"), strict=True):
+            for index, part in enumerate(("train", "validation")):
+                style = series_style(index) if len(labels) == 1 else {"color": COLOURS[index], "linestyle": "none"}
+                panel.plot(at, [row[f"{part}_{score}"] for row in rows], marker="o^"[index], label=part, **style)
+            if chosen:
+                panel.axvline(chosen[name], color="#444444", linewidth=0.8, linestyle=":", label="chosen")
+            panel.grid(alpha=0.25)
+            panel.spines[["top", "right"]].set_visible(False)
+        panels[1, column].set_xlabel(label)
+        if at and 0 < 20 * min(at) < max(at):
+            panels[1, column].set_xscale("log")
+    panels[0, 0].set_ylabel("accuracy")
+    panels[0, 0].yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    panels[1, 0].set_ylabel("log loss (nats)")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+    return figure
+
+
+def rendered(figure: Figure, kind: str) -> bytes:
+    """The figure as the bytes of a PNG or SVG file."""
+    buffer = io.BytesIO()
+    with rc_context(SVG):
+        figure.savefig(buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+    return buffer.getvalue()
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Writes the figure as PNG and as SVG."""
+    paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
+    for path in paths:
+        write_bytes(path, rendered(figure, path.suffix[1:]))
+    return paths
+
+
+def _panel(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    panel = figure.subplots()
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.grid(alpha=0.25)
+    panel.set_axisbelow(True)
+    panel.tick_params(labelsize=9)
+    return figure, panel
+
+
+def _logarithmic(panel: Axes) -> None:
+    """A logarithmic axis with plain numbers on it, few enough to read."""
+    panel.set_yscale("log")
+    low, high = panel.get_ylim()
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+    panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    panel.yaxis.set_minor_locator(NullLocator())

@@ -1,0 +1,131 @@
+"""Two constraints on the weights alone: the size of a unit's incoming weights, and the size of every single weight."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .constraint import Bound, Constraint
+from .errors import UnsupportedLayerError
+from .functional import check_p, finite
+from .layers import FoundLayer, find_layers
+from .lipschitz.maps import TransposedDense, is_normalisation, map_type
+
+
+class MaxNorm(Constraint):
+    """Constrains the norm of the weights that come into each unit.
+
+    Srivastava, Hinton, Krizhevsky, Sutskever and Salakhutdinov, *Dropout: A Simple Way to Prevent Neural Networks from
+    Overfitting*, 2014. After each optimiser step ``w ← w / max(1, ‖w‖_p / c)`` for every unit's w: a row of a dense
+    layer's W, the kernels that make up one output channel of a convolution.
+
+    ``bound``: c for all layers, or a mapping of globs over dotted names to bounds, of which the first that matches
+    holds. The paper finds 3 to 4 to work well.
+    ``p``: the norm, from 1 to ``inf``; the paper's is 2.
+    ``include``, ``exclude``: globs over dotted names. Normalisation layers have one scale a channel and no incoming
+    weights: they are left alone, and refused if they are included by name.
+
+    ``gains`` and ``scales`` are those of the largest unit of each layer.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> layer.weight.data = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
+    >>> MaxNorm(layer, 1.0).step()
+    >>> layer.weight.data
+    tensor([[0.6000, 0.8000],
+            [0.3000, 0.4000]])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        bound: Bound = 3.0,
+        *,
+        p: float = 2.0,
+        include: str | Iterable[str] | None = None,
+        exclude: str | Iterable[str] = (),
+    ) -> None:
+        self.p = check_p(p)
+        scales = [layer for layer in find_layers(model, include, exclude) if is_normalisation(layer.module)]
+        if scales and include is not None:
+            raise UnsupportedLayerError(
+                f"layer {scales[0].name!r} ({type(scales[0].module).__name__}) has no units with incoming weights, but "
+                f"one scale a channel. Leave it out with exclude={scales[0].name!r}."
+            )
+        left_out = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+        left_out += tuple(glob.escape(layer.name) for layer in scales)
+        super().__init__(model, bound, include=include, exclude=left_out)
+
+    def _estimate(self, layers: list[FoundLayer]) -> list[Tensor]:
+        return [unit_norms(layer, self.p) for layer in layers]
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "bound": {glob.escape(name): bound for name, bound in self.bounds.items()},
+            "p": self.p,
+            "include": [glob.escape(layer.name) for layer in self._layers],
+        }
+
+
+class WeightClip(Constraint):
+    """Constrains the absolute value of every single weight.
+
+    Arjovsky, Chintala and Bottou, *Wasserstein GAN*, 2017. After each optimiser step ``w ← w / max(1, |w| / c)`` for
+    every entry w of a constrained weight, which is clipping to [-c, c]. Biases are left alone.
+
+    ``bound``: c for all layers, or a mapping of globs over dotted names to bounds, of which the first that matches
+    holds. The paper's is 0.01, for a critic without batch normalisation; classifiers need more.
+    ``include``, ``exclude``: globs over dotted names.
+
+    ``gains`` and ``scales`` are those of the largest weight of each layer.
+
+    >>> layer = nn.Linear(2, 1)
+    >>> layer.weight.data = torch.tensor([[3.0, -0.25]])
+    >>> WeightClip(layer, 0.5).step()
+    >>> layer.weight.data
+    tensor([[ 0.5000, -0.2500]])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        bound: Bound = 0.01,
+        *,
+        include: str | Iterable[str] | None = None,
+        exclude: str | Iterable[str] = (),
+    ) -> None:
+        super().__init__(model, bound, include=include, exclude=exclude)
+
+    def _estimate(self, layers: list[FoundLayer]) -> list[Tensor]:
+        return [finite(_wide(layer.weight).abs()) for layer in layers]
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "bound": {glob.escape(name): bound for name, bound in self.bounds.items()},
+            "include": [glob.escape(layer.name) for layer in self._layers],
+        }
+
+
+def unit_norms(layer: FoundLayer, p: float) -> Tensor:
+    """The norm of the weights that come into each unit of a layer, in a shape that broadcasts against its weight.
+
+    Units lie along the first dimension of a weight, unless its layer is known to be otherwise.
+    """
+    module, weight = layer.module, _wide(layer.weight)
+    if isinstance(module, nn.modules.conv._ConvTransposeNd):
+        # (inputs, outputs / groups, ...): a unit's weights come from the inputs of its own group.
+        groups = weight.view(module.groups, -1, *weight.shape[1:])
+        norms = torch.linalg.vector_norm(groups, ord=p, dim=(1, *range(3, groups.dim())), keepdim=True)
+        return finite(norms.expand(-1, groups.shape[1], *norms.shape[2:]).reshape(-1, *norms.shape[2:]))
+    if weight.dim() == 1:
+        return finite(weight.abs())
+    unit = 1 if map_type(module) is TransposedDense else 0
+    others = [dim for dim in range(weight.dim()) if dim != unit]
+    return finite(torch.linalg.vector_norm(weight, ord=p, dim=others, keepdim=True))
+
+
+def _wide(weight: Tensor) -> Tensor:
+    return weight.detach().to(torch.promote_types(weight.dtype, torch.float32))

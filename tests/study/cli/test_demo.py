@@ -1,0 +1,35 @@
+"""maxgain demo: one command from nothing to a page, and the same again without training."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from maxgain.study.cli import demo
+from maxgain.study.cli.app import main
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """The demo with networks that train in no time; what it does besides is what it always does."""
+    usual = demo.recipe_named
+    monkeypatch.setattr(demo, "recipe_named", lambda name: replace(usual(name), network="mlp", epochs=2))
+
+
+@pytest.mark.usefixtures("quick")
+def test_demo_leaves_a_table_figures_and_a_page_and_trains_nothing_twice(tmp_path, capsys):
+    assert main(["demo", "--out", str(tmp_path / "demo"), "--jobs", "1"]) == 0
+    first = capsys.readouterr().out
+    assert "over 10 folds" in first
+    assert "paired t-test on disjoint folds" in first
+    assert "maxgain: " in first
+    page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
+    assert "<svg" in page
+    for regulariser in ("none", "maxgain"):
+        assert (tmp_path / "demo" / f"gains-{regulariser}.png").read_bytes().startswith(b"\x89PNG")
+
+    assert main(["demo", "--out", str(tmp_path / "demo"), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert len((tmp_path / "demo" / "results" / "digits.jsonl").read_text().splitlines()) == 20
+    assert [row["regulariser"] for row in again["comparison"]["rows"]] == ["none", "maxgain"]
+    assert again["comparison"]["compared"] == list(range(10))

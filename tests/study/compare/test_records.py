@@ -1,0 +1,383 @@
+import errno
+import fcntl
+import json
+import math
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from maxgain.errors import RecordError
+from maxgain.study.compare import records
+from maxgain.study.compare.records import append, decode, encode, key, read
+from maxgain.study.recipes import RECIPES, to_json
+
+CONFIG = {"name": "digits", "milestones": (100, 120), "gamma": 2.0, "regulariser": "maxgain=2", "seed": 0, "fold": None}
+
+
+def ok(seed=0, accuracy=0.9075, **fields):
+    config = CONFIG | {"seed": seed}
+    record = {"status": "ok", "recipe": "digits", "regulariser": "maxgain=2", "seed": seed, "config": config}
+    return record | {"test_accuracy": accuracy, "test_loss": 0.31} | fields
+
+
+def failed(seed=0, error="the loss is no longer a number", **fields):
+    record = {"status": "failed", "recipe": "digits", "regulariser": "maxgain=2", "seed": seed, "error": error}
+    return record | {"config": CONFIG | {"seed": seed}} | fields
+
+
+def seeds(runs):
+    return [run["seed"] for run in runs]
+
+
+# Keys
+
+
+def test_a_key_is_the_same_for_ever():
+    # Committed results are found by their keys: if this changes, every run in them would be trained again.
+    # It is the beginning of the SHA-256 of {"gamma":2,"milestones":[1,2],"name":"digits","p":"inf"}.
+    assert (
+        key({"name": "digits", "gamma": 2.0, "p": math.inf, "milestones": [1, 2], "fold": None}) == "da0555f4aa31a9fe"
+    )
+
+
+def test_a_key_does_not_depend_on_spelling():
+    assert key({"gamma": 2, "p": "inf", "milestones": [1, 2]}) == key(
+        {"milestones": (1.0, 2.0), "p": math.inf, "fold": None, "gamma": 2.0}
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 1}, {"fold": 0}, {"gamma": 2.5}, {"regulariser": "maxgain"}, {"milestones": (120, 100)}, {"epochs": 3}],
+)
+def test_what_makes_a_difference_makes_another_key(change):
+    assert key(CONFIG | change) != key(CONFIG)
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=str)
+def test_every_recipe_keeps_its_key_through_a_file(recipe):
+    config = to_json(recipe)
+    assert key(decode(encode(config))) == key(json.loads(json.dumps(config))) == key(config)
+
+
+def test_recipes_have_different_keys():
+    assert len({key(to_json(recipe)) for recipe in RECIPES.values()}) == len(RECIPES)
+
+
+# What is written is read
+
+
+def test_a_record_comes_back_with_its_key(tmp_path):
+    name = append(tmp_path / "new" / "results", ok(max_gain={"train": {"features.0": math.inf}}))
+    found = read(tmp_path / "new" / "results")
+    assert found.find(name) == {
+        **ok(),
+        "max_gain": {"train": {"features.0": math.inf}},
+        "config": CONFIG | {"milestones": [100, 120]},
+        "key": name,
+    }
+    assert name == key(CONFIG)
+    assert (found.failed, found.warnings) == ((), ())
+    assert [path.name for path in (tmp_path / "new" / "results").iterdir()] == ["digits.jsonl"]
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(codec=None)).filter(lambda text: text not in ("inf", "-inf")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(values, st.floats(0, 1)), min_size=1, max_size=4))
+def test_whatever_json_can_hold_comes_back(tmp_path, contents):
+    folder = tmp_path / str(len(list(tmp_path.iterdir())))
+    for seed, (extra, accuracy) in enumerate(contents):
+        append(folder, ok(seed, accuracy, extra=extra))
+    runs = read(folder).runs
+    assert [(run["extra"], run["test_accuracy"]) for run in runs] == contents
+    assert [[type(v) for v in (run["extra"], run["seed"])] for run in runs] == [[type(e), int] for e, _ in contents]
+
+
+def test_lines_are_strict_json(tmp_path):
+    append(tmp_path, ok(gamma=math.inf, lowest=-math.inf))
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    [line] = (tmp_path / "digits.jsonl").read_text().splitlines()
+    content = json.loads(line, parse_constant=refuse)
+    assert (content["gamma"], content["lowest"]) == ("inf", "-inf")
+    assert read(tmp_path).runs[0]["gamma"] == math.inf
+
+
+def test_a_result_that_was_stored_as_strict_json_before_is_accepted(tmp_path):
+    append(tmp_path, ok(gamma="inf", train_loss="inf"))
+    assert read(tmp_path).runs[0]["train_loss"] == math.inf
+
+
+def test_a_folder_that_does_not_exist_yet_holds_nothing(tmp_path):
+    assert read(tmp_path / "none") == records.Records((), (), ())
+
+
+# Successes, failures, retries
+
+
+def test_the_newest_success_wins_and_failures_never_hide_it(tmp_path):
+    for record in (failed(0), ok(0, 0.5), ok(1, 0.6), ok(0, 0.7), failed(0), failed(2, "first"), failed(2, "second")):
+        append(tmp_path, record)
+    found = read(tmp_path)
+    assert [(run["seed"], run["test_accuracy"]) for run in found.runs] == [(0, 0.7), (1, 0.6)]
+    assert [(run["seed"], run["error"]) for run in found.failed] == [(2, "second")]
+    assert found.find(key(CONFIG))["test_accuracy"] == 0.7
+    assert found.find(key(CONFIG | {"seed": 2})) is None
+
+
+def test_records_are_filed_and_filtered_by_recipe_and_regulariser(tmp_path):
+    for recipe in ("digits", "svhn"):
+        for regulariser in ("none", "maxgain=2"):
+            own = {"recipe": recipe, "regulariser": regulariser}
+            append(tmp_path, ok(**own, config=CONFIG | own))
+    append(tmp_path, failed(recipe="svhn", config={"name": "svhn"}))
+    found = read(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits.jsonl", "svhn.jsonl"]
+    assert len(found.runs) == 4
+    assert len(found.where(recipe="svhn").runs) == 2
+    assert len(found.where(recipe="svhn").failed) == 1
+    assert len(found.where(recipe="digits").failed) == 0
+    [run] = found.where(recipe="digits", regulariser="none").runs
+    assert (run["recipe"], run["regulariser"]) == ("digits", "none")
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (ok(accuracy=math.nan), "test_accuracy is NaN"),
+        (ok(accuracy=90.75), r"test_accuracy is 90.75, but must be a number from 0 to 1"),
+        (ok(accuracy=-0.1), "test_accuracy is -0.1"),
+        (ok(accuracy="high"), "test_accuracy is 'high'"),
+        (ok(accuracy=True), "test_accuracy is True"),
+        (ok(train_accuracy=math.inf), "train_accuracy is inf"),
+        (ok(train_loss=math.nan), "train_loss is NaN"),
+        (ok(test_loss=-1), "test_loss is -1"),
+        (ok(max_gain={"train": {"features.0": math.nan}}), "features.0 is NaN"),
+        (ok(accuracy=None), "must have a test_accuracy or a validation_accuracy"),
+        (ok(status="done"), "status is 'done'"),
+        ({**ok(), "status": None}, "status is None"),
+        (failed(error=""), "must say why"),
+        (failed(test_accuracy=0.0), "a run that failed has no results, but this one has a test_accuracy"),
+        (failed(train_loss=2.3), "this one has a train_loss"),
+        (ok(recipe="../digits"), "cannot be the name of a file"),
+        (ok(recipe=None), "'recipe' is missing"),
+        (ok(config=None), "'config' is missing"),
+        (ok(key="0123"), "has the key 0123"),
+        (ok(out=os), "out is of the type module"),
+        (ok(max_gain={3: 1.0}), "a field called 3"),
+    ],
+)
+def test_what_is_no_result_is_refused_and_leaves_no_trace(tmp_path, record, message):
+    with pytest.raises(RecordError, match=message):
+        append(tmp_path, record)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("accuracy", [0, 1, 0.0, 1.0])
+def test_the_extremes_are_results(tmp_path, accuracy):
+    append(tmp_path, ok(accuracy=accuracy))
+    assert read(tmp_path).runs[0]["test_accuracy"] == accuracy
+
+
+def test_a_tuning_run_needs_no_test(tmp_path):
+    append(tmp_path, ok(accuracy=None, validation_accuracy=0.8))
+    assert len(read(tmp_path).runs) == 1
+
+
+# Several writers, killed writers
+
+
+def write_many(folder, writer, barrier):
+    barrier.wait()
+    for number in range(50):
+        append(folder, ok(seed=50 * writer + number, text=str(number) * 5000))
+
+
+def write_for_ever(folder):
+    seed = 0
+    while True:
+        append(folder, ok(seed, text="x" * 50_000))
+        seed += 1
+
+
+def die_in_mid_write(folder):
+    def half(descriptor, content):
+        write(descriptor, content[: len(content) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    write, os.write = os.write, half
+    append(folder, ok(seed=99))
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Processes that start quickly, because one that has imported everything already is forked."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["hypothesis", "pytest", "maxgain.study.compare.records"])
+    return context
+
+
+def test_several_processes_may_append_at_once(tmp_path, processes):
+    barrier = processes.Barrier(8)
+    writers = [processes.Process(target=write_many, args=(tmp_path, writer, barrier)) for writer in range(8)]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        assert read(tmp_path).warnings == ()  # a reader never sees half a line either
+        time.sleep(0.05)
+    assert [writer.exitcode for writer in writers] == [0] * 8
+    found = read(tmp_path)
+    assert sorted(seeds(found.runs)) == list(range(400))
+    assert all(run["text"] == str(run["seed"] % 50) * 5000 for run in found.runs)
+
+
+def test_writers_and_readers_wait_for_a_line_that_is_being_written(tmp_path):
+    append(tmp_path, ok(0))
+    append(tmp_path / "other", ok(1))
+    line = (tmp_path / "other" / "digits.jsonl").read_bytes()
+    found = []
+    others = [
+        threading.Thread(target=lambda: append(tmp_path, ok(2))),
+        threading.Thread(target=lambda: found.append(read(tmp_path))),
+    ]
+    with (tmp_path / "digits.jsonl").open("ab", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(line[:50])
+        for other in others:
+            other.start()
+        for other in others:
+            other.join(timeout=0.2)
+        file.write(line[50:])
+    for other in others:
+        other.join()
+    assert seeds(read(tmp_path).runs) == [0, 1, 2]
+    assert found[0].warnings == ()
+    assert seeds(found[0].runs)[:2] == [0, 1]
+
+
+def test_a_killed_writer_loses_at_most_the_record_it_was_writing(tmp_path, processes):
+    for _ in range(3):
+        writer = processes.Process(target=write_for_ever, args=(tmp_path,))
+        writer.start()
+        while len(read(tmp_path).runs) < 10:
+            assert writer.exitcode is None
+            time.sleep(0.01)
+        writer.kill()
+        writer.join()
+        before = seeds(read(tmp_path).runs)
+        assert before == list(range(len(before)))
+        append(tmp_path, ok(seed=1_000_000))
+        assert seeds(read(tmp_path).runs) == [*before, 1_000_000]
+        (tmp_path / "digits.jsonl").unlink()
+
+
+def test_a_writer_killed_in_mid_write(tmp_path, processes):
+    append(tmp_path, ok(0))
+    writer = processes.Process(target=die_in_mid_write, args=(tmp_path,))
+    writer.start()
+    writer.join()
+    assert writer.exitcode == -signal.SIGKILL
+    found = read(tmp_path)
+    assert seeds(found.runs) == [0]
+    assert found.warnings == (
+        f"{tmp_path / 'digits.jsonl'}, line 2: cut short when its writer was stopped, and left out; "
+        "that run has no record",
+    )
+    append(tmp_path, ok(1))
+    assert (seeds(read(tmp_path).runs), read(tmp_path).warnings) == ([0, 1], ())
+
+
+def test_a_file_cut_anywhere_keeps_every_whole_line_and_takes_the_next(tmp_path):
+    append(tmp_path, ok(0, text="γ\n{}"))
+    append(tmp_path, ok(1))
+    path = tmp_path / "digits.jsonl"
+    content = path.read_bytes()
+    first = content.index(b"\n") + 1
+    for cut in range(len(content) + 1):
+        path.write_bytes(content[:cut])
+        # A line that lacks nothing but its end is whole.
+        whole = [seed for seed, end in ((0, first - 1), (1, len(content) - 1)) if cut >= end]
+        assert seeds(read(tmp_path).runs) == whole
+        assert len(read(tmp_path).warnings) == (cut not in (0, first - 1, first, len(content) - 1, len(content)))
+        append(tmp_path, ok(2))
+        assert (seeds(read(tmp_path).runs), read(tmp_path).warnings) == ([*whole, 2], ())
+        assert path.read_bytes().startswith(content[: len(content) if 1 in whole else first if 0 in whole else 0])
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    append(tmp_path, ok(0))
+    before = (tmp_path / "digits.jsonl").read_bytes()
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:20]))
+    with pytest.raises(RecordError, match=rf"cannot write .*digits\.jsonl: {os.strerror(errno.ENOSPC)}"):
+        append(tmp_path, ok(1))
+    assert (tmp_path / "digits.jsonl").read_bytes() == before
+
+
+# Damaged files
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{", "no record"),
+        (b"\xff\xfe", "no record"),
+        (b"[1, 2]", "named fields"),
+        (b"[" * 100_000, "no record"),
+        (json.dumps(ok()).encode(), "no key"),
+        (json.dumps(ok(key="k", accuracy=math.nan)).encode(), "NaN is not strict JSON"),
+        (json.dumps(ok(key="k", accuracy=90.75)).encode(), "test_accuracy is 90.75"),
+        (json.dumps(ok(key="k", recipe="svhn")).encode(), "whose file is svhn.jsonl"),
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path, line, message):
+    append(tmp_path, ok(0))
+    path = tmp_path / "digits.jsonl"
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    append(tmp_path, ok(1))
+    with pytest.raises(RecordError, match=rf"digits\.jsonl, line 2 .*{message}.*correct or delete that line"):
+        read(tmp_path)
+
+
+def test_a_whole_last_line_is_checked_even_without_its_end(tmp_path):
+    (tmp_path / "digits.jsonl").write_bytes(json.dumps(ok(key="k", accuracy=90.75)).encode())
+    with pytest.raises(RecordError, match=r"line 1 .*test_accuracy is 90\.75"):
+        read(tmp_path)
+
+
+def test_empty_lines_and_files_do_no_harm(tmp_path):
+    (tmp_path / "digits.jsonl").touch()
+    (tmp_path / "svhn.jsonl").write_text("\n\n")
+    append(tmp_path, ok(0))
+    assert (seeds(read(tmp_path).runs), read(tmp_path).warnings) == ([0], ())
+
+
+def test_places_that_cannot_hold_results_are_refused(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "results" / "digits.jsonl").mkdir(parents=True)
+    with pytest.raises(RecordError, match="file is a file: results are kept in a folder"):
+        read(tmp_path / "file")
+    with pytest.raises(RecordError, match="cannot write"):
+        append(tmp_path / "file", ok())
+    with pytest.raises(RecordError, match=r"cannot read .*digits\.jsonl"):
+        read(tmp_path / "results")
+    with pytest.raises(RecordError, match=r"cannot write .*digits\.jsonl"):
+        append(tmp_path / "results", ok())

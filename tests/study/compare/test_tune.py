@@ -1,0 +1,362 @@
+"""Tuning: what is tried, that the choice follows the rule and never the test part, that no trial is lost or doubled."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from maxgain.errors import DataError, RecipeError, RegulariserError
+from maxgain.study import locks
+from maxgain.study.cli.app import main
+from maxgain.study.compare import tune
+from maxgain.study.compare import tuning_rule as choice
+from maxgain.study.compare.tuning_rule import Dimension, Grid
+from maxgain.study.files import write_text
+from maxgain.study.recipes import RECIPES
+from maxgain.study.regularisers import REGULARISERS, parse
+from maxgain.study.report import figures
+from maxgain.study.runs import Run, perform
+
+QUICK = replace(RECIPES["digits"], network="mlp", epochs=2, fold=0, regulariser="maxgain")
+FLAGS = ["--network", "mlp", "--epochs", "2", "--fold", "0"]
+GAMMAS = Grid("gamma", (1.0, 2.0, 3.0))
+
+
+@pytest.fixture
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_by_one(work, jobs, processes) -> Iterator[tuple]:
+        for job in jobs:
+            yield job, work(job)
+
+    monkeypatch.setattr(tune, "in_processes", one_by_one)
+
+
+def search(folder: Path, *grids: Grid, trials: int | None = None, **changes) -> tune.Search:
+    recipe = replace(QUICK, **changes)
+    return tune.Search(recipe, choice.dimensions(recipe.regulariser, grids), folder, trials)
+
+
+# What there is to choose
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("gamma=1.25:3:0.25", (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 2.75, 3.0)),
+        ("rate=0.1:0.3:0.1", (0.1, 0.2, 0.3)),
+        ("gamma=1:2.9:1", (1.0, 2.0)),
+        ("gamma=2:2:1", (2.0,)),
+    ],
+)
+def test_a_grid_has_both_its_ends(text, values):
+    assert Grid.parsed(text).values == values
+
+
+@pytest.mark.parametrize("text", ["gamma", "gamma=", "gamma=1", "gamma=1:2", "=1:2:1", "gamma=2:1:1", "gamma=1:2:0",
+                                  "gamma=1:2:-1", "gamma=a:b:c", "gamma=nan:2:1", "gamma=1:inf:1"])  # fmt: skip
+def test_what_is_no_grid_is_refused(text):
+    with pytest.raises(RecipeError, match=r"is no grid: write NAME=START:STOP:STEP"):
+        Grid.parsed(text)
+
+
+def test_what_a_text_leaves_open_is_chosen():
+    chosen = choice.dimensions("maxgain+batchnorm+dropout")
+    assert [dimension.regulariser for dimension in chosen] == ["maxgain", "dropout"]
+    assert choice.dimensions("maxgain=2+dropout") == choice.dimensions("dropout")
+    assert choice.dimensions("batchnorm") == choice.dimensions("none") == ()
+
+
+def test_a_grid_names_a_regulariser_or_its_parameter():
+    expected = (Dimension("maxgain", "gamma", 1, 3, (1, 2, 3)),)
+    assert choice.dimensions("maxgain+dropout", [GAMMAS]) == expected
+    assert choice.dimensions("maxgain+dropout", [Grid("maxgain", (1, 2, 3))]) == expected
+    with pytest.raises(RecipeError, match="do not name each number of 'maxgain' once"):
+        choice.dimensions("maxgain", [GAMMAS, Grid("maxgain", (1, 2))])
+    with pytest.raises(RecipeError, match="there is no 'gamma' to choose in dropout or maxgain=2"):
+        choice.expect_used([GAMMAS], ["dropout", "maxgain=2"])
+    with pytest.raises(RegulariserError, match=r"1\.5 is no rate that dropout can have"):
+        choice.dimensions("dropout", [Grid("rate", (0.5, 1.5))])
+
+
+def test_grids_are_multiplied():
+    space = choice.dimensions("maxgain+dropout", [Grid("gamma", (1, 2)), Grid("rate", (0.1, 0.2))])
+    assert [choice.filled("maxgain + dropout", point) for point in choice.points(space)] == [
+        "maxgain=1+dropout=0.1",
+        "maxgain=1+dropout=0.2",
+        "maxgain=2+dropout=0.1",
+        "maxgain=2+dropout=0.2",
+    ]
+
+
+@pytest.mark.parametrize("value", [1e-6, 0.123456, 1.0, 123456.0, 3e6])
+def test_a_number_that_is_filled_in_is_read_back(value):
+    assert parse(choice.filled("batchnorm+maxgain", {"maxgain": value}))[1].value == value
+
+
+@pytest.mark.parametrize("row", [row for row in REGULARISERS.values() if row.search], ids=lambda row: row.name)
+def test_every_regularisers_range_can_be_searched_and_gridded(row):
+    low, high = row.search
+    assert 0 < low < high
+    (dimension,) = map(choice.small_grid, choice.dimensions(row.name))
+    assert len(set(dimension.values)) == choice.SMALL_GRID
+    assert all(row.valid(value) and 0.9 * low < value < 1.1 * high for value in dimension.values)
+
+
+def tried(gamma: float, accuracy: float, loss: float, status: str = "complete") -> choice.Tried:
+    return {
+        "values": {"maxgain": gamma},
+        "status": status,
+        "validation_accuracy": accuracy,
+        "validation_loss": loss,
+    }
+
+
+def test_the_best_accuracy_is_chosen_then_the_lowest_loss_then_the_smallest_number():
+    rows = [tried(1, 0.8, 0.1), tried(2, 0.9, 0.5), tried(4, 0.9, 0.4), tried(3, 0.9, 0.4)]
+    assert choice.best(rows) == rows[3]
+    assert choice.best([{"values": {"maxgain": 1.0}, "status": "pruned"}]) is None
+
+
+# The search
+
+
+@pytest.mark.usefixtures("_in_this_process")
+def test_a_grid_comes_to_what_plain_runs_come_to(tmp_path):
+    curve = tune.run(search(tmp_path / "grid", GAMMAS), 1)
+    for row, gamma in zip(curve, (1, 2, 3), strict=True):
+        plain = perform(replace(QUICK, regulariser=f"maxgain={gamma}"), Run(tmp_path / str(gamma)))
+        assert row["values"] == {"maxgain": gamma}
+        for score in ("train_accuracy", "train_loss", "validation_accuracy", "validation_loss"):
+            assert row[score] == plain[score]
+
+
+@pytest.mark.usefixtures("_in_this_process")
+@pytest.mark.parametrize("loss", ["inf", None])  # how strict JSON holds infinity, and what is not a number
+def test_a_trial_without_a_finite_loss_is_a_failure_and_not_a_point_of_the_curve(tmp_path, monkeypatch, loss):
+    monkeypatch.setattr(tune, "perform", lambda *run: perform(*run) | {"validation_loss": loss})
+    curve = tune.run(search(tmp_path, GAMMAS), 1)
+    assert [(row["status"], row["error"]) for row in curve] == 3 * [
+        ("failed", "its validation loss is not a finite number")
+    ]
+
+
+@pytest.mark.usefixtures("_in_this_process")
+def test_a_search_never_sees_the_test_part(tmp_path, monkeypatch):
+    seen = []
+
+    def watched(recipe, run, dataset):
+        seen.append(len(dataset.test))
+        return perform(recipe, run, dataset)
+
+    monkeypatch.setattr(tune, "perform", watched)
+    tune.run(search(tmp_path, GAMMAS), 1)
+    assert seen == [0, 0, 0]
+    for path in tmp_path.glob("runs/*/result.json"):
+        result = json.loads(path.read_text())
+        assert result["test_accuracy"] is None
+        assert result["test_loss"] is None
+        assert set(result["max_gain"]) == set(result["gain_quantiles"]) == {"train"}
+
+
+@pytest.mark.usefixtures("_in_this_process")
+def test_a_finished_search_trains_nothing_and_a_larger_one_only_what_is_new(tmp_path, monkeypatch):
+    first = tune.run(search(tmp_path, GAMMAS), 1)
+    trained = []
+
+    def watched(recipe, run, dataset):
+        trained.append(recipe.regulariser)
+        return perform(recipe, run, dataset)
+
+    monkeypatch.setattr(tune, "perform", watched)
+    assert tune.run(search(tmp_path, GAMMAS), 1) == first
+    assert trained == []
+    tune.run(search(tmp_path, Grid("gamma", (1.0, 1.5, 2.0, 3.0))), 1)
+    assert trained == ["maxgain=1.5"]
+
+
+def test_validation_must_be_held_out(tmp_path):
+    with pytest.raises(RecipeError, match="which --train-on train\\+validation trains on"):
+        search(tmp_path, GAMMAS, train_on="train+validation")
+
+
+@pytest.mark.usefixtures("_in_this_process")
+@pytest.mark.filterwarnings("ignore::maxgain.errors.MeasurementWarning")
+def test_a_trial_that_diverges_fails_and_is_tried_again(tmp_path, monkeypatch):
+    calls = []
+
+    def diverging(recipe, run, dataset):
+        calls.append(recipe.regulariser)
+        return perform(
+            replace(recipe, learning_rate=1e30) if recipe.regulariser == "maxgain=2" else recipe, run, dataset
+        )
+
+    monkeypatch.setattr(tune, "perform", diverging)
+    curve = tune.run(search(tmp_path, GAMMAS), 1)
+    assert [row["status"] for row in curve] == ["complete", "failed", "complete"]
+    assert "finite" in curve[1]["error"] or "not a number" in curve[1]["error"]
+    assert "validation_accuracy" not in curve[1]
+    assert choice.best(curve) in (curve[0], curve[2])
+    monkeypatch.setattr(tune, "perform", perform)
+    again = tune.run(search(tmp_path, GAMMAS), 1)
+    assert [again[0], again[2]] == [curve[0], curve[2]]
+    assert again[1]["status"] == "complete"
+    assert calls == ["maxgain=1", "maxgain=2", "maxgain=3"]
+
+
+@pytest.mark.usefixtures("_in_this_process")
+def test_missing_data_stop_a_search_instead_of_failing_its_trials(tmp_path):
+    absent = replace(search(tmp_path, GAMMAS, dataset="cifar10", fold=None), data=tmp_path / "nowhere")
+    with pytest.raises(DataError, match="cifar10 is not in"):
+        tune.run(absent, 1)
+    assert tune.curve(tune._study(absent)) == []
+
+
+def fake_training(accuracy_of):
+    """Stands in for a training: tells of each epoch's accuracy as a real one would."""
+
+    def training(recipe, run, dataset):
+        accuracy, lines = accuracy_of(float(recipe.regulariser.partition("=")[2])), []
+        for epoch in range(1, recipe.epochs + 1):
+            lines.append({"epoch": epoch, "validation_accuracy": accuracy})
+            write_text(run.out / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+            run.watcher.epoch_done(lines[-1])
+        return {"train_accuracy": 1.0, "train_loss": 0.0, "validation_accuracy": accuracy, "validation_loss": 1.0}
+
+    return training
+
+
+@pytest.mark.usefixtures("_in_this_process")
+def test_tpe_finds_a_good_gamma_and_gives_hopeless_trials_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(tune, "perform", fake_training(lambda gamma: 1 - abs(gamma - 3) / 10))
+    curve = tune.run(search(tmp_path, trials=25, epochs=8), 1)
+    assert len(curve) == 25
+    assert choice.best(curve)["values"]["maxgain"] == pytest.approx(3, abs=0.3)
+    pruned = [row for row in curve if row["status"] == "pruned"]
+    assert pruned
+    assert all(2 <= row["epochs"] < 8 for row in pruned)
+
+
+@pytest.mark.usefixtures("_in_this_process")
+def test_a_grid_is_tried_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(tune, "perform", fake_training(lambda gamma: 1 / gamma))
+    gammas = Grid("gamma", tuple(float(gamma) for gamma in range(1, 11)))
+    assert {row["status"] for row in tune.run(search(tmp_path, gammas, epochs=8), 1)} == {"complete"}
+
+
+@pytest.mark.usefixtures("_in_this_process")
+def test_any_storage_of_optuna_will_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(tune, "perform", fake_training(lambda gamma: 1 / gamma))
+    url = f"sqlite:///{tmp_path}/trials.db"
+    first = replace(search(tmp_path / "a", GAMMAS), storage=url)
+    curve = tune.run(first, 1)
+    assert len(curve) == 3
+    assert tune.run(replace(first, folder=tmp_path / "b"), 1) == curve
+    assert not list(tmp_path.glob("b/runs/*")), "another folder found all done in the storage"
+
+
+@pytest.mark.usefixtures("_in_this_process")
+def test_the_trial_of_another_searcher_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(tune, "perform", fake_training(lambda gamma: 1 / gamma))
+    shared = search(tmp_path, GAMMAS)
+    study = tune._study(shared)
+    study.enqueue_trial({"maxgain": 2.0}, user_attrs={"point": {"maxgain": 2.0}, "searcher": "another machine"})
+    elsewhere = study.ask()
+    curve = tune.run(shared, 1)
+    assert [row["values"]["maxgain"] for row in curve] == [1, 3]
+    study.tell(elsewhere, 0.5)
+    assert len(study.get_trials()) == 3
+
+
+@pytest.mark.usefixtures("_in_this_process")
+def test_two_searches_do_not_work_in_one_folder(tmp_path, capsys):
+    command = ["tune", "digits", "--regulariser", "maxgain", "--grid", "gamma=1:2:1", *FLAGS, "--out", str(tmp_path)]
+    with locks.alone_in(tmp_path):
+        assert main(command) == 2
+    assert "another maxgain is at work in" in capsys.readouterr().err
+
+
+# The command
+
+
+@pytest.mark.usefixtures("_in_this_process")
+def test_the_command_writes_what_was_chosen_and_the_curve(tmp_path, capsys):
+    command = ["tune", "digits", "--regulariser", "maxgain+batchnorm", "--grid", "gamma=1:3:1", *FLAGS]
+    assert main([*command, "--out", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    tuned = json.loads((tmp_path / "tuned.json").read_text())
+    curve = json.loads((tmp_path / "curve.json").read_text())
+    assert told == tuned
+    assert tuned["regulariser"] == f"maxgain={choice.best(curve)['values']['maxgain']:g}+batchnorm"
+    assert tuned["asked"] == "maxgain+batchnorm"
+    assert tuned["trials"] == {"complete": 3, "pruned": 0, "failed": 0}
+    assert not [name for name in tuned if name.startswith("test")]
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "log loss" in (tmp_path / "curve.svg").read_text()
+
+
+def test_the_figure_shows_the_trials_that_came_to_an_end():
+    rows = [tried(1, 0.8, 0.5), tried(2, 0.9, 0.4)]
+    rows = [row | {"train_accuracy": 1.0, "train_loss": 0.1} for row in rows]
+    figure = figures.tuning_curve([*rows, {"values": {"maxgain": 9.0}, "status": "pruned"}], {"maxgain": "gamma"})
+    accuracy, loss = figure.axes
+    assert [line.get_label() for line in accuracy.lines] == ["train", "validation"]
+    assert accuracy.lines[1].get_xydata().tolist() == [[1, 0.8], [2, 0.9]]
+    assert loss.lines[1].get_xydata().tolist() == [[1, 0.5], [2, 0.4]]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "'none' leaves no number open to choose"),
+        (["--regulariser", "maxgain", "--grid", "rate=0.1:0.2:0.1"], "there is no 'rate' to choose in maxgain"),
+        (["--regulariser", "maxgain", "--grid", "gamma=1"], "is no grid"),
+        (["--regulariser", "maxgain", "--grid", "gamma=1:2:1", "--trials", "3"], "leave out --trials or --grid"),
+        (["--regulariser", "maxgain", "--trials", "0"], "--trials must be at least 1"),
+        (["--regulariser", "maxgain", "--jobs", "0"], "--jobs must be at least 1"),
+        (["--regulariser", "maxgain", "--storage", "nonsense"], "cannot keep the search in nonsense"),
+    ],
+)
+def test_what_makes_no_sense_is_answered_with_a_sentence(flags, message, capsys, tmp_path):
+    assert main(["tune", "digits", "--out", str(tmp_path), *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+# Going on
+
+
+def test_a_search_that_is_killed_ends_like_one_that_is_not(tmp_path, capsys, monkeypatch):
+    space = {"trials": 8, "epochs": 4}
+    with monkeypatch.context() as patch:
+        patch.setattr(tune, "in_processes", lambda work, jobs, processes: ((job, work(job)) for job in jobs))
+        expected = tune.run(search(tmp_path / "whole", **space), 1)
+
+    folder = tmp_path / "killed"
+    command = ["tune", "digits", "--regulariser", "maxgain", "--network", "mlp", "--epochs", "4", "--fold", "0"]
+    command += ["--trials", "8", "--jobs", "1", "--out", str(folder), "--json"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    killed = subprocess.Popen([sys.executable, "-m", "maxgain.study.cli.app", *command], env=environment)
+    deadline = time.monotonic() + 120
+    while len(list(folder.glob("runs/*/result.json"))) < 2:
+        assert time.monotonic() < deadline, "this takes too long"
+        time.sleep(0.01)
+    killed.kill()
+    killed.wait()
+    study = tune._study(search(folder, **space))
+    assert len(tune.curve(study)) < len(expected), "it was killed half-way"
+    with (folder / "journal.log").open("a") as journal:
+        journal.write('{"op_code": 4, "wor')  # as a process leaves it that is killed while it writes
+
+    assert main(command) == 0
+    capsys.readouterr()
+    assert json.loads((folder / "curve.json").read_text()) == expected
+    kept = optuna.load_study(study_name=study.study_name, storage=tune._journal(folder / "journal.log")).get_trials()
+    done = [str(trial.user_attrs["point"]) for trial in kept if trial.state is not TrialState.FAIL]
+    assert len(done) == len(set(done)) == len(expected), "no trial was lost or doubled"

@@ -1,0 +1,454 @@
+"""The page is what its readers believe: numbers against scipy, words against numbers, and nothing from elsewhere."""
+
+import base64
+import hashlib
+import json
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from scipy import stats
+
+from maxgain.errors import RecordError
+from maxgain.study.cli.app import main
+from maxgain.study.compare import jobs as compare
+from maxgain.study.compare import statistics
+from maxgain.study.compare.records import Records
+from maxgain.study.report import page
+from maxgain.study.report.comparisons import comparisons
+from maxgain.study.report.page import build_page
+from synthetic_records import COMMAND, failed_run, save, synthetic_records, synthetic_run
+
+NONE = [0.90, 0.91, 0.89, 0.92, 0.90]
+LIKE = [0.91, 0.90, 0.90, 0.92, 0.89]  # no better than NONE
+BETTER = [0.95, 0.955, 0.945, 0.96, 0.951]
+
+
+class Elements(HTMLParser):
+    """What a page consists of: its elements, its visible text, and its tables as rows of cells' texts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.tables, self.words, self.open = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        while self.open and self.open.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("script", "style"):
+            return
+        self.words.append(data)
+        if self.tables and {"td", "th"} & set(self.open):
+            self.tables[-1][-1][-1] += data
+
+    @property
+    def text(self):
+        return " ".join("".join(self.words).split())
+
+    @property
+    def comparison(self):
+        """The comparison table: each row's cells by heading, by regulariser."""
+        headings, *rows = self.tables[0]
+        return {
+            row[0]: {heading: " ".join(cell.split()) for heading, cell in zip(headings, row, strict=True)}
+            for row in rows
+        }
+
+
+def bare_records(scores, **options):
+    """Records without what figures are drawn from, which takes time."""
+    return synthetic_records(scores, **{"history": [], "operator_norms": {}} | options)
+
+
+def built(scores, **options):
+    return Elements(build_page(bare_records(scores, **options)))
+
+
+@pytest.fixture(scope="module")
+def whole_page():
+    return build_page(synthetic_records({"none": NONE, "maxgain": BETTER}))
+
+
+@pytest.fixture(scope="module")
+def whole(whole_page):
+    return Elements(whole_page)
+
+
+# The comparison
+
+
+def test_the_table_has_the_numbers_of_the_paired_test():
+    table = built({"none": NONE, "dropout": LIKE, "maxgain": BETTER}).comparison
+    test = stats.ttest_rel(BETTER, NONE)
+    low, high = test.confidence_interval()
+    row = table["maxgain"]
+    mean, error = 100 * sum(BETTER) / 5, 100 * stats.sem(BETTER)
+    assert row["Accuracy, %"].startswith(f"{mean:.2f}")
+    assert row["Accuracy, %"].endswith(f"± {error:.2f}")
+    difference = 100 * (sum(BETTER) - sum(NONE)) / 5
+    assert row["Difference"] == f"{difference:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
+    assert row["p"] == f"{test.pvalue:.3f}" or (row["p"] == "< 0.001" and test.pvalue < 0.001)
+    other = stats.ttest_rel(LIKE, NONE).pvalue
+    assert table["dropout"]["p"] == f"{other:.3f}"
+    # Holm over two: the smaller p doubles, and the larger stays.
+    assert table["dropout"]["Holm p"] == f"{max(other, 2 * test.pvalue):.3f}"
+    assert table["none"]["p"] == "–"
+
+
+def test_what_is_significant_and_what_is_not_is_said_in_words():
+    shown = built({"none": NONE, "dropout": LIKE, "maxgain": BETTER})
+    assert shown.comparison["none"]["Verdict"] == "baseline"
+    assert shown.comparison["dropout"]["Verdict"] == "not significant"
+    assert shown.comparison["maxgain"]["Verdict"] == "significantly better"
+    assert "maxgain is significantly better than none; no other difference is significant." in shown.text
+    assert "3 regularisers on digits, the same 5 disjoint folds" in shown.text
+    assert f"Each is tested against none: {statistics.DISJOINT_FOLDS}, with Holm's correction" in shown.text
+    rows = comparisons(bare_records({"none": NONE, "dropout": LIKE, "maxgain": BETTER}))[0].rows
+    for row in rows[1:]:
+        assert statistics.verdict(row) in shown.text
+
+
+def test_a_page_without_a_significant_difference_says_so():
+    assert "No regulariser differs significantly from none" in built({"none": NONE, "dropout": LIKE}).text
+
+
+def test_a_worse_regulariser_is_called_worse():
+    shown = built({"none": BETTER, "maxgain": NONE})
+    assert shown.comparison["maxgain"]["Verdict"] == "significantly worse"
+    assert "maxgain is significantly worse than none." in shown.text
+
+
+def test_the_best_mean_alone_is_bold():
+    text = build_page(bare_records({"none": NONE, "dropout": LIKE, "maxgain": BETTER}))
+    table = text[text.index("<tbody>") : text.index("</tbody>")]
+    assert re.findall(r"<strong>(.*?)</strong>", table) == ["95.22"]
+
+
+def test_a_difference_without_spread_is_no_finding():
+    shown = built({"none": [0.90, 0.91, 0.92], "maxgain": [0.91, 0.92, 0.93]})
+    assert shown.comparison["maxgain"]["Verdict"] == "only formally significant"
+    assert "No regulariser differs significantly from none" in shown.text
+
+
+def test_p_values_are_not_rounded_across_the_threshold():
+    assert page.p_value(0.04996) == "0.04996"
+    assert page.p_value(0.0501) == "0.050"
+    assert page.p_value(0.0006) == "< 0.001"
+
+
+def test_seeds_on_one_split_are_called_that():
+    shown = built({"none": NONE, "maxgain": BETTER}, over="seed")
+    assert "the same 5 seeds on one split" in shown.text
+    assert statistics.ONE_SPLIT in shown.text
+    assert "it says nothing about other data" in shown.text
+
+
+def test_one_run_each_is_not_tested():
+    shown = built({"none": [0.9], "maxgain": [0.99]})
+    assert "One run each cannot tell a difference from chance" in shown.text
+    assert list(shown.comparison["maxgain"]) == ["Regulariser", "Accuracy, %"]
+
+
+def test_a_fold_without_a_score_of_everyone_is_left_out_for_all():
+    shown = built({"none": NONE, "maxgain": [*BETTER[:4], None]}, failed=[failed_run("maxgain", fold=4)])
+    assert "fold 4, where there is no score of maxgain" in shown.text
+    assert "1 of 10 runs failed and have no score." in shown.text
+    without = built({"none": NONE[:4], "maxgain": BETTER[:4]})
+    assert shown.comparison == without.comparison
+
+
+def test_the_baseline_can_be_chosen():
+    found = bare_records({"none": NONE, "maxgain": BETTER})
+    shown = Elements(build_page(found, baseline="maxgain"))
+    assert shown.comparison["none"]["Verdict"] == "significantly worse"
+    with pytest.raises(RecordError, match="did you mean 'maxgain'"):
+        build_page(found, baseline="maxgian")
+
+
+def test_folds_and_seeds_of_one_recipe_are_two_comparisons():
+    folds = bare_records({"none": NONE, "maxgain": BETTER})
+    seeds = bare_records({"none": LIKE, "maxgain": BETTER}, over="seed")
+    both = comparisons(Records(folds.runs + seeds.runs, (), ()))
+    assert [(found.over, len(found.pairs)) for found in both] == [("fold", 5), ("seed", 5)]
+    assert [found.rows for found in both] == [comparisons(part)[0].rows for part in (folds, seeds)]
+    assert len({found.name for found in both}) == 2
+
+
+def test_runs_with_other_settings_are_not_compared_with_each_other():
+    long = bare_records({"none": NONE, "maxgain": BETTER}, epochs=20)
+    short = bare_records({"none": LIKE, "maxgain": NONE}, epochs=5)
+    both = comparisons(Records(long.runs + short.runs, (), ()))
+    assert sorted(found.name for found in both) == ["digits (epochs 20)", "digits (epochs 5)"]
+
+
+def test_the_page_depends_on_what_is_recorded_and_on_nothing_else(whole_page):
+    found = bare_records({"none": NONE, "dropout": LIKE, "maxgain": BETTER})
+    backwards = replace(found, runs=found.runs[::-1])
+    assert Elements(build_page(found)).comparison == Elements(build_page(backwards)).comparison
+    assert build_page(synthetic_records({"none": NONE, "maxgain": BETTER})) == whole_page
+
+
+# Everything else on the page
+
+
+def test_every_run_has_its_score_command_versions_and_machine():
+    found = bare_records({"none": NONE, "maxgain": BETTER})
+    other = synthetic_run(
+        "maxgain", fold=9, command="maxgain train digits --fold 9", torch="2.11.0", accuracy=0.5, history=[]
+    )
+    shown = Elements(build_page(replace(found, runs=(*found.runs, other))))
+    for told in (COMMAND, "maxgain train digits --fold 9", "torch 2.11.0", "torch 2.13.0", "Synthetic x86_64", "cpu"):
+        assert told in shown.text
+    for run in (*found.runs, other):
+        assert run["key"] in shown.text
+
+
+def test_failed_runs_are_listed_with_their_error_and_command():
+    failed = failed_run("maxgain", fold=3, error="the loss became infinite in epoch 7") | {"command": "maxgain x"}
+    shown = built({"none": NONE[:3], "maxgain": LIKE[:3]}, failed=[failed])
+    assert "digits, maxgain, fold 3, seed 0" in shown.text
+    assert "the loss became infinite in epoch 7" in shown.text
+    assert "maxgain x" in shown.text
+
+
+def test_figures_have_text_alternatives(whole):
+    drawings = [attributes for tag, attributes in whole.elements if tag == "svg"]
+    labelled = [attributes["aria-label"] for attributes in drawings if attributes.get("role") == "img"]
+    assert len(labelled) == 4 + 2  # learning curves, and norms of two regularisers
+    assert all(attributes.get("aria-hidden") or attributes.get("aria-label") for attributes in drawings)
+    assert "After the last epoch: none" in labelled[0]
+
+
+def test_ids_are_unique_and_references_lead_somewhere(whole):
+    ids = [attributes["id"] for _, attributes in whole.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    inside = {
+        reference
+        for _, attributes in whole.elements
+        for name, value in attributes.items()
+        for reference in re.findall(r"#([\w-]+)", value or "")
+        if name in ("href", "clip-path")
+    }
+    assert inside
+    assert inside <= set(ids)
+
+
+def test_norms_stand_beside_gains_and_are_explained(whole):
+    assert "lower bound of the layer's operator norm" in whole.text
+    runs = synthetic_records({"none": NONE}).runs
+    norm = sum(run["operator_norms"]["classifier.fc"] for run in runs) / 5
+    gain = sum(run["max_gain"]["test"]["classifier.fc"] for run in runs) / 5
+    row = next(row for table in whole.tables for row in table if row[0] == "classifier.fc")
+    assert row[1] == f"{norm:.4g}"
+    assert row[3] == f"{gain:.4g}"
+
+
+def test_norms_are_not_set_beside_gains_in_another_norm():
+    found = synthetic_records({"none": NONE}, config={"p": float("inf")}, p=float("inf"), history=[])
+    assert "Operator norms" not in Elements(build_page(found)).text
+
+
+def test_what_a_record_does_not_have_is_left_out():
+    shown = built({"none": NONE, "maxgain": BETTER}, gain_quantiles={}, command=None, machine=None)
+    assert "maxgain is significantly better than none" in shown.text
+    for heading in ("Learning curves", "Operator norms", "Gains of two runs", "How numbers were chosen"):
+        assert heading not in shown.text
+
+
+def test_final_runs_that_hold_nothing_out_have_no_validation_curves():
+    found = synthetic_records({"none": NONE}, operator_norms={})
+    runs = tuple(
+        run | {"history": [line | {"validation_loss": None, "validation_accuracy": None} for line in run["history"]]}
+        for run in found.runs
+    )
+    text = build_page(replace(found, runs=runs))
+    assert "Training loss" in text
+    assert "Validation loss" not in text
+
+
+def test_a_number_that_is_none_spoils_no_figure():
+    run = synthetic_run("none")
+    last = run["history"][-1] | {"train_loss": math.inf, "validation_loss": None}
+    quantiles = {"train": run["gain_quantiles"]["train"] | {"dead": [None] * 5, "wild": [1, 2, 3, 4, math.inf]}}
+    norms = run["operator_norms"] | {"wild": math.inf}
+    run |= {"history": [*run["history"], last], "gain_quantiles": quantiles, "operator_norms": norms, "max_gain": {}}
+    text = build_page(Records((run,), (), ()))
+    data = json.loads(re.search(r'id="gain-data">(.*?)</script>', text)[1])
+    assert [row[0] for row in data["runs"][0]["gains"]["train"]] == list(norms)[:-1]
+    assert data["runs"][0]["gains"]["test"] == []
+
+
+def test_a_search_is_drawn_with_its_numbers_and_its_choice(tmp_path):
+    scores = {"train_accuracy": 0.99, "train_loss": 0.02, "validation_accuracy": 0.9125, "validation_loss": 0.3}
+    curve = [{"values": {"maxgain": value}, "status": "complete", **scores} for value in (1.5, 2.0)]
+    curve.append({"values": {"maxgain": 9.0}, "status": "pruned", "epochs": 3})
+    tuned = {"recipe": "digits", "asked": "maxgain", "regulariser": "maxgain=2", "values": {"maxgain": 2.0}}
+    for name, content in (("curve", curve), ("tuned", tuned)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    page.write(tmp_path, tmp_path / "report.html")
+    shown = Elements((tmp_path / "report.html").read_text())
+    assert "Chosen: maxgain=2." in shown.text
+    drawn = next(a["aria-label"] for tag, a in shown.elements if tag == "svg")
+    assert "against gamma, 2 points" in drawn
+    headings, *rows = shown.tables[0]
+    assert headings[0] == "gamma"
+    assert [(row[0], row[1], row[-1]) for row in rows] == [
+        ("1.5", "91.25", ""),
+        ("2", "91.25", "chosen"),
+        ("9", "–", "pruned"),
+    ]
+
+
+def test_notes_about_the_data_are_passed_on():
+    assert "Note: half of SVHN." in built({"none": NONE}, note="half of SVHN").text
+
+
+def test_gain_boxes_are_drawn_from_the_records():
+    found = bare_records({"none": NONE[:2], "maxgain": BETTER[:2]})
+    data = json.loads(re.search(r'id="gain-data">(.*?)</script>', build_page(found))[1])
+    assert [run["name"] for run in data["runs"]] == [
+        "none, fold 0",
+        "none, fold 1",
+        "maxgain, fold 0",
+        "maxgain, fold 1",
+    ]
+    assert data["chosen"] == [0, 2]
+    assert [run["bound"] for run in data["runs"]] == [None, None, 2.0, 2.0]
+    for run, record in zip(data["runs"], found.runs, strict=True):
+        for layer, *row in run["gains"]["test"]:
+            assert row == pytest.approx(record["gain_quantiles"]["test"][layer], rel=1e-3)
+
+
+# A page of its own, whatever is in the records
+
+STRANGE = "<b>bold</b> & \"'</script><script>alert(1)</script>{{ 1 }}"
+
+
+def test_whatever_is_in_the_records_is_shown_and_not_obeyed():
+    run = synthetic_run(STRANGE, command=STRANGE, machine=STRANGE, note=STRANGE)
+    rows = {part: {STRANGE: [1.0, 1.1, 1.2, 1.3, 1.4]} for part in ("train", "test")}
+    run |= {
+        "gain_quantiles": rows,
+        "max_gain": {part: {STRANGE: 1.4} for part in rows},
+        "operator_norms": {STRANGE: 2.0},
+    }
+    found = Records((run, synthetic_run("none")), (failed_run(STRANGE, fold=1, error=STRANGE),), (STRANGE,))
+    text = build_page(found)
+    assert "<b>bold" not in text
+    assert text.count("<script") == 2  # the page's own: its code, and the data of the box plots
+    assert STRANGE in Elements(text).text
+    data = json.loads(re.search(r'id="gain-data">(.*?)</script>', text)[1])
+    assert STRANGE in [run["group"] for run in data["runs"]]
+
+
+def test_nothing_on_the_page_comes_from_elsewhere(whole_page, whole):
+    for tag, attributes in whole.elements:
+        assert tag not in ("iframe", "object", "embed", "base", "img")
+        assert "src" not in attributes
+        assert attributes.get("href", "#").startswith(("#", "data:,"))
+        assert not any(name.startswith("on") for name in attributes)
+    assert "@import" not in whole_page
+    assert set(re.findall(r"url\((.)", whole_page)) == {"#"}
+    # The one address is the name of a vocabulary, which is never fetched.
+    assert set(re.findall(r"https?://[^\s\"'<]+", whole_page)) == {"http://www.w3.org/2000/svg"}
+
+
+def test_only_the_page_s_own_script_may_run(whole_page, whole):
+    policy = next(a["content"] for _, a in whole.elements if a.get("http-equiv") == "Content-Security-Policy")
+    script = re.search(r"<script>(.*?)</script>", whole_page, re.DOTALL)[1]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert "default-src 'none'" in policy
+    assert f"script-src 'sha256-{digest}'" in policy
+
+
+def test_thirty_runs_of_a_deep_network_make_a_small_page():
+    scores = dict.fromkeys(("none", "dropout", "maxgain"), NONE * 2)
+    text = build_page(synthetic_records(scores, epochs=140, layers=19))
+    assert len(text.encode()) < 1_500_000
+
+
+# The command
+
+
+def test_the_command_writes_the_page(tmp_path, capsys):
+    save(tmp_path, bare_records({"none": NONE, "maxgain": BETTER}, failed=[failed_run("maxgain", fold=7)]))
+    out = tmp_path / "deep" / "report.html"
+    assert main(["report", str(tmp_path), "--out", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"page": str(out), "runs": 10, "failed": 1}
+    assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_a_folder_of_records_itself_will_do(tmp_path):
+    save(tmp_path, bare_records({"none": NONE}))
+    page.write(tmp_path / "results", tmp_path / "report.html")
+    assert (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({}, "has no records of runs: 'maxgain compare' leaves some there"),
+        ({"results/digits.jsonl": "not json\n"}, "line 1 is no record"),
+        ({"search/curve.json": "{"}, "curve.json cannot be read"),
+        ({"search/curve.json": "[]", "search/tuned.json": "[]"}, "not what 'maxgain tune' writes"),
+        ({"search/curve.json": "[1]"}, "not what 'maxgain tune' writes"),
+        ({"search/curve.json": '[{"values": {"maxgain": 2}, "status": "complete"}]'}, "not what 'maxgain tune' writes"),
+    ],
+)
+def test_a_folder_with_nothing_to_report_is_answered_with_a_sentence(tmp_path, capsys, content, message):
+    for name, text in content.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "report.html")]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_folder_that_is_not_there_is_answered_with_a_sentence(tmp_path, capsys):
+    assert main(["report", str(tmp_path / "nowhere"), "--out", str(tmp_path / "report.html")]) == 2
+    assert "nowhere is no folder" in capsys.readouterr().err
+
+
+def test_runs_that_all_failed_are_still_reported(tmp_path):
+    save(tmp_path, Records((), (failed_run("maxgain", error="out of memory"),), ()))
+    page.write(tmp_path, tmp_path / "report.html")
+    assert "out of memory" in (tmp_path / "report.html").read_text()
+
+
+def test_the_page_about_a_real_comparison_says_what_the_comparison_said(tmp_path, monkeypatch):
+    # Runs without processes of their own, which take longer to start than these take to run.
+    monkeypatch.setattr(compare, "in_processes", lambda work, jobs, processes: ((job, work(job)) for job in jobs))
+    quick = ["--network", "mlp", "--epochs", "1", "--folds", "2", "--jobs", "1"]
+    compared = ["--regularisers", "maxgain", "none", "--tuned", "--grid", "gamma=1.5:2.5:1"]
+    assert main(["compare", "digits", *compared, *quick, "--out", str(tmp_path)]) == 0
+    page.write(tmp_path, tmp_path / "report.html")
+    shown = Elements((tmp_path / "report.html").read_text())
+    told = json.loads((tmp_path / "comparison.json").read_text())
+    assert told["baseline"] == "maxgain"
+    for row in told["rows"]:
+        accuracy = shown.comparison[row["regulariser"]]["Accuracy, %"].replace(" (highest mean)", "")
+        assert accuracy == f"{100 * row['mean']:.2f} ± {100 * row['standard_error']:.2f}"
+        assert row["verdict"] in shown.text or row["verdict"] == "the baseline"
+    assert shown.comparison["none"]["Holm p"] == f"{told['rows'][1]['adjusted_p']:.3f}"
+    assert "How numbers were chosen" in shown.text
+    for fold, values in enumerate(told["rows"][0]["values"]):
+        assert f"maxgain={values['maxgain']:g} on fold {fold}" in shown.text

@@ -1,0 +1,345 @@
+"""The noise has the moments its formulas say, and learned rates move as their objectives ask."""
+
+import copy
+import math
+import pickle
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, stats
+from torch import nn
+
+from maxgain.errors import RegulariserError
+from maxgain.study.dropout import (
+    TEMPERATURE,
+    ConcreteDropout,
+    GaussianDropout,
+    VariationalDropout,
+    bernoulli_entropy,
+    log_uniform_kl,
+    noise_penalty,
+)
+from maxgain.study.models import NETWORKS, build
+
+ALL = [GaussianDropout, VariationalDropout, ConcreteDropout]
+LEARNED = [VariationalDropout, ConcreteDropout]
+SAMPLES = 1_000_000
+
+every_noise = pytest.mark.parametrize("noise", ALL)
+every_learned_noise = pytest.mark.parametrize("noise", LEARNED)
+
+
+def factors(module, samples=SAMPLES):
+    """What a noise multiplies ones by."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return module(torch.ones(samples)).double().numpy()
+
+
+def assert_moments(sample, mean, variance):
+    """The sample's mean and variance are the expected ones within five standard errors."""
+    assert abs(sample.mean() - mean) < 5 * math.sqrt(variance / len(sample))
+    squares = (sample - mean) ** 2
+    assert abs(squares.mean() - variance) < 5 * squares.std() / math.sqrt(len(sample))
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.2, 0.3, 0.5, 0.8])
+def test_gaussian_noise_has_the_moments_of_dropout(rate):
+    sample = factors(GaussianDropout(rate))
+    assert_moments(sample, 1, rate / (1 - rate))
+    assert stats.kurtosis(sample) == pytest.approx(0, abs=5 * math.sqrt(24 / SAMPLES))
+
+
+@pytest.mark.parametrize(("rate", "alpha"), [(0.1, 1 / 9), (0.2, 0.25), (0.3, 3 / 7), (0.5, 0.95), (0.9, 0.95)])
+def test_variational_noise_starts_as_gaussian_dropout_with_alpha_under_one(rate, alpha):
+    module = VariationalDropout(rate)
+    assert module.strength.item() == pytest.approx(alpha)
+    assert_moments(factors(module), 1, alpha)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.2, 0.3, 0.5, 0.8])
+def test_concrete_noise_has_the_moments_of_its_relaxation(rate):
+    def keep(u):
+        return 1 / (1 + math.exp((math.log(rate / (1 - rate)) + math.log(u / (1 - u))) / TEMPERATURE))
+
+    # keep drops from 1 to 0 around u = 1 - rate, with a width of the order of the temperature.
+    steps = sorted({1e-12, *np.clip(1 - rate + TEMPERATURE * np.linspace(-2, 2, 9), 1e-12, 1 - 1e-12), 1 - 1e-12})
+
+    def expected(power):
+        return sum(integrate.quad(lambda u: keep(u) ** power, *piece)[0] for piece in pairwise(steps))
+
+    first, second = expected(1), expected(2)
+    module = ConcreteDropout(rate)
+    assert module.strength.item() == pytest.approx(rate)
+    assert_moments(factors(module), first / (1 - rate), (second - first**2) / (1 - rate) ** 2)
+    # And that is dropout, nearly: mean 1, and each factor near 0 or near 1 / (1 - rate).
+    assert first / (1 - rate) == pytest.approx(1, abs=0.02)
+    dropped = (factors(module) * (1 - rate) < 0.5).mean()
+    assert dropped == pytest.approx(rate, abs=5 * math.sqrt(rate * (1 - rate) / SAMPLES))
+
+
+@every_noise
+def test_noise_is_drawn_anew_for_each_element_of_an_image(noise):
+    torch.manual_seed(0)
+    image = noise(0.5)(torch.ones(2, 3, 8, 8)).detach()
+    assert image.shape == (2, 3, 8, 8)
+    assert len(image.flatten().unique()) > 0.5 * image.numel()
+
+
+@every_noise
+def test_zero_stays_zero_and_evaluation_changes_nothing(noise):
+    module = noise(0.3)
+    assert not module(torch.zeros(2, 3, 8, 8)).any()
+    x = torch.randn(2, 3, 8, 8)
+    assert module.eval()(x) is x
+
+
+@every_noise
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_noise_keeps_the_type_of_its_input(noise, dtype):
+    torch.manual_seed(0)
+    noisy = noise(0.2)(torch.ones(100_000, dtype=dtype))
+    assert noisy.dtype == dtype
+    assert noisy.isfinite().all()
+    assert noisy.double().mean().item() == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("alpha", [0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0])
+def test_the_cubic_divergence_matches_integration(alpha):
+    """-KL = ½ log α - E log|ξ| + constant, with ξ ~ N(1, α); the paper's fit keeps within 0.04 of it up to α = 1."""
+    std = math.sqrt(alpha)
+
+    def integrand(z):
+        return stats.norm.pdf(z) * math.log(abs(1 + std * z))
+
+    # Split where the logarithm is singular.
+    pieces = [(-12, -1 / std), (-1 / std, 12)] if std > 1 / 12 else [(-12, 12)]
+    expected_log = sum(integrate.quad(integrand, *piece, limit=200)[0] for piece in pieces)
+    exact = expected_log - 0.5 * math.log(alpha)
+    cubic = log_uniform_kl(torch.tensor(math.log(alpha), dtype=torch.float64)).item()
+    assert abs(cubic - exact) < 0.04
+
+
+def test_the_cubic_divergence_falls_all_the_way_to_one():
+    """Were it not so, a larger alpha could cost more than a smaller one, and alpha would get stuck."""
+    log_alpha = torch.linspace(math.log(1e-4), 0, 1000, dtype=torch.float64)
+    assert (log_uniform_kl(log_alpha).diff() < 0).all()
+
+
+@pytest.mark.parametrize("p", [1e-6, 0.1, 0.5, 0.9])
+def test_bernoulli_entropy_matches_scipy(p):
+    logit = torch.tensor(math.log(p / (1 - p)), dtype=torch.float64)
+    assert bernoulli_entropy(logit).item() == pytest.approx(stats.bernoulli(p).entropy(), rel=1e-9)
+
+
+def test_bernoulli_entropy_is_finite_where_p_rounds_to_zero_or_one():
+    logit = torch.tensor([-200.0, 200.0], requires_grad=True)
+    entropy = bernoulli_entropy(logit)
+    entropy.sum().backward()
+    assert entropy.tolist() == [0, 0]
+    assert logit.grad.isfinite().all()
+
+
+def test_divergences_are_the_formulas():
+    linear, conv = nn.Linear(7, 5), nn.Conv2d(8, 4, 3, groups=2)
+    alpha, p = 0.25, 0.3
+    cubic = -(0.5 * math.log(alpha) + 1.16145124 * alpha - 1.50204118 * alpha**2 + 0.58629921 * alpha**3)
+    entropy = -(p * math.log(p) + (1 - p) * math.log(1 - p))
+    for layer, inputs in [(linear, 7), (conv, 8)]:
+        assert VariationalDropout(0.2).kl(layer).item() == pytest.approx(inputs * cubic, rel=1e-5)
+        squares = layer.weight.square().sum().item()
+        for scale in (1.0, 0.1):
+            expected = 0.5 * scale**2 * squares / (1 - p) - inputs * entropy
+            assert ConcreteDropout(p, length_scale=scale).kl(layer).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_penalty_pairs_each_noise_with_the_layer_after_it():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        ConcreteDropout(0.2),
+        nn.BatchNorm2d(8),
+        nn.Conv2d(8, 16, 3),
+        nn.Flatten(),
+        VariationalDropout(0.3),
+        nn.Linear(16, 10),
+        GaussianDropout(0.5),
+        nn.Linear(10, 10),
+    )
+    expected = (model[1].kl(model[3]) + model[5].kl(model[6])) / 50
+    assert noise_penalty(model, 50).item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_a_model_without_learned_noise_costs_nothing():
+    assert noise_penalty(nn.Sequential(GaussianDropout(0.5), nn.Dropout(0.5), nn.Linear(3, 3)), 10).item() == 0
+
+
+def test_noise_that_feeds_nothing_is_refused_by_name():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(VariationalDropout(0.5)))
+    with pytest.raises(RegulariserError, match=r"follows the noise at '1\.0'"):
+        noise_penalty(model, 10)
+
+
+@every_noise
+@pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, 1.5, math.nan])
+def test_a_rate_outside_zero_and_one_is_refused(noise, rate):
+    with pytest.raises(RegulariserError, match="between 0 and 1"):
+        noise(rate)
+
+
+def learn(model, loss, steps=300, lr=0.05):
+    """The strength of the model's first layer after so many steps on a loss, and all that it was on the way."""
+    optimiser = torch.optim.Adam([model[0].logit], lr=lr)
+    path = []
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss(model).backward()
+        optimiser.step()
+        path.append(model[0].strength.item())
+    return path
+
+
+@every_learned_noise
+def test_noise_that_hurts_the_fit_shrinks(noise):
+    torch.manual_seed(0)
+    model = nn.Sequential(noise(0.3), nn.Linear(20, 1))
+    x = torch.randn(256, 20)
+    target = model.eval()(x).detach()
+    model.train()
+    path = learn(model, lambda model: (model(x) - target).square().mean())
+    assert path[-1] < 0.1 < 0.25 < path[0]
+    assert min(path) > 0
+
+
+def test_the_divergence_of_variational_dropout_asks_for_noise_up_to_one():
+    model = nn.Sequential(VariationalDropout(0.2), nn.Linear(20, 1))
+    path = learn(model, lambda model: noise_penalty(model, 10))
+    assert path[-1] > 0.9
+    assert all(earlier < later < 1 for earlier, later in pairwise(path))
+
+
+@pytest.mark.parametrize("start", [0.05, 0.2, 0.8])
+@pytest.mark.parametrize("squares", [0.0, 1.0, 20.0, 100.0])
+def test_the_divergence_of_concrete_dropout_weighs_weights_against_inputs(start, squares):
+    """Alone it settles where ½‖W‖²/(1 - p) - K·H(p) is least: at ½ without weights, lower the larger they are."""
+    model = nn.Sequential(ConcreteDropout(start), nn.Linear(20, 1))
+    nn.init.constant_(model[1].weight, math.sqrt(squares / 20))
+    grid = np.linspace(1e-6, 1 - 1e-6, 200_001)
+    least = grid[np.argmin(0.5 * squares / (1 - grid) - 20 * stats.bernoulli(grid).entropy())]
+    path = learn(model, lambda model: noise_penalty(model, 10), lr=0.1)
+    assert path[-1] == pytest.approx(least, abs=0.02)
+    assert all(0 < p < 1 for p in path)
+
+
+@every_learned_noise
+def test_the_gradient_of_the_rate_is_that_of_the_expected_loss(noise):
+    """More noise makes E(ξ²) larger, by as much as central differences over the same draws say."""
+    module = noise(0.3)
+    x = torch.ones(200_000, dtype=torch.float64)
+
+    def loss():
+        torch.manual_seed(0)
+        return module(x).square().mean()
+
+    loss().backward()
+    gradient, step = module.logit.grad.item(), 3e-3
+    with torch.no_grad():
+        module.logit += step
+        above = loss().item()
+        module.logit -= 2 * step
+        below = loss().item()
+    assert gradient > 0
+    assert gradient == pytest.approx((above - below) / (2 * step), rel=5e-3)
+
+
+@every_noise
+@pytest.mark.parametrize("name", ["cnn", "mlp", "wrn16_4"])
+def test_networks_train_with_every_noise(noise, name):
+    torch.manual_seed(0)
+    network = build(name, (1, 8, 8), 10, batchnorm=True, dropout=noise)
+    loss = nn.functional.cross_entropy(network(torch.randn(4, 1, 8, 8)), torch.tensor([0, 1, 2, 3]))
+    (loss + noise_penalty(network, 1000)).backward()
+    logits = [parameter for key, parameter in network.named_parameters() if key.endswith("logit")]
+    assert len(logits) == (noise in LEARNED) * sum(isinstance(module, noise) for module in network.modules())
+    assert all(parameter.grad.isfinite().all() for parameter in network.parameters())
+    assert all(logit.grad.any() for logit in logits)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_in_every_network_every_noise_is_paid_for(name):
+    """The penalty reaches each learned rate."""
+    network = build(name, (3, 32, 32), 10, dropout=ConcreteDropout)
+    noise_penalty(network, 1000).backward()
+    noises = [module for module in network.modules() if isinstance(module, ConcreteDropout)]
+    assert noises
+    assert all(module.logit.grad.any() for module in noises)
+
+
+@every_noise
+def test_noise_and_penalty_compile_as_one_graph(noise):
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    network = build("cnn", (1, 8, 8), 10, batchnorm=True, dropout=noise)
+    images, labels = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 3])
+
+    def loss():
+        return nn.functional.cross_entropy(network(images), labels) + noise_penalty(network, 1000)
+
+    torch.manual_seed(1)
+    expected = loss()
+    torch.manual_seed(1)
+    actual = torch.compile(loss, fullgraph=True, backend="eager")()
+    assert actual.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+@every_noise
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies_draw_the_same_noise_and_learn_on_their_own(noise, clone):
+    original = nn.Sequential(noise(0.3), nn.Linear(4, 4))
+    twin = clone(original)
+    x = torch.randn(8, 4)
+    outputs = []
+    for model in (original, twin):
+        torch.manual_seed(0)
+        outputs.append(model(x))
+    assert torch.equal(*outputs)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.add_(1)
+    assert all(not torch.equal(a, b) for a, b in zip(original.parameters(), twin.parameters(), strict=True))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@every_noise
+def test_a_training_step_is_captured_as_a_cuda_graph(noise):
+    """Replays draw new noise, and move the learned rates, without a word from the host."""
+    torch.manual_seed(0)
+    network = build("cnn", (1, 8, 8), 10, batchnorm=True, dropout=noise).cuda()
+    images, labels = torch.randn(4, 1, 8, 8, device="cuda"), torch.tensor([0, 1, 2, 3], device="cuda")
+    optimiser = torch.optim.Adam(network.parameters(), lr=1e-3, capturable=True)
+
+    def step():
+        optimiser.zero_grad()
+        loss = nn.functional.cross_entropy(network(images), labels) + noise_penalty(network, 1000)
+        loss.backward()
+        optimiser.step()
+        return loss
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step()
+    before = {key: parameter.clone() for key, parameter in network.named_parameters()}
+    losses = []
+    for _ in range(5):
+        graph.replay()
+        losses.append(loss.item())
+    assert len(set(losses)) == 5
+    assert all(math.isfinite(value) for value in losses)
+    assert all(not torch.equal(before[key], parameter) for key, parameter in network.named_parameters())

@@ -1,0 +1,492 @@
+"""Training against a plain loop, and what a run leaves in its folder."""
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import maxgain
+from maxgain import measure_gains
+from maxgain.errors import MaxGainError, RunError
+from maxgain.study import evaluate, locks, runs
+from maxgain.study.data import table as datasets
+from maxgain.study.data.splits import Dataset, Split
+from maxgain.study.models import build
+from maxgain.study.recipes import RECIPES, from_json
+from maxgain.study.runs import CHECKPOINT, Run, Watcher, chosen_device, perform
+from maxgain.study.train import PADDING, DivergedError, Training, augmented, train
+
+CPU = torch.device("cpu")
+RECIPE = replace(RECIPES["digits"], network="mlp", epochs=2, fold=0)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return datasets.load("digits", fold=0)
+
+
+def pictures(count: int, classes: int = 10) -> Dataset:
+    """A data set of noise in CIFAR's shape."""
+    split = Split(
+        torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8), torch.arange(count, dtype=torch.int64) % classes
+    )
+    return Dataset("noise", split, split, split, tuple(map(str, range(classes))))
+
+
+# The step, against a loop that anybody would write.
+
+
+@pytest.mark.parametrize("network", ["mlp", "cnn"])
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_training_is_the_plain_loop(digits: Dataset, network: str, optimiser: str) -> None:
+    recipe = replace(RECIPE, network=network, optimiser=optimiser, learning_rate=0.005, weight_decay=0.01, seed=7)
+    recipe = replace(recipe, epochs=3, milestones=(1, 2), decay=0.5)
+    training = Training(recipe, digits, CPU)
+    orders, rates, scores = [], [], []
+
+    torch.manual_seed(7)
+    model = build(network, (1, 8, 8), 10)
+    decayed = [module.weight for module in model.modules() if isinstance(module, nn.Conv2d)]
+    others = [p for p in model.parameters() if not any(p is q for q in decayed)]
+    groups = [{"params": part, "weight_decay": decay} for part, decay in ((others, 0.0), (decayed, 0.01)) if part]
+    optimisers = {
+        "adam": lambda: torch.optim.Adam(groups, lr=0.005, foreach=False),
+        "sgd": lambda: torch.optim.SGD(groups, lr=0.005, momentum=0.9, nesterov=True, foreach=False),
+    }
+    plain = optimisers[optimiser]()
+    for epoch in train(training):
+        orders.append(training.order.tolist())
+        rates.append(epoch.learning_rate)
+        losses, hits = [], 0
+        for group in plain.param_groups:
+            group["lr"] = 0.005 * 0.5 ** (epoch.number - 1)
+        for start in range(0, len(digits.train) - 15, 16):
+            index = orders[-1][start : start + 16]
+            images, labels = digits.train.images[index] / 127.5 - 1, digits.train.labels[index]
+            logits = model(images)
+            loss = F.cross_entropy(logits, labels)
+            plain.zero_grad()
+            loss.backward()
+            plain.step()
+            losses.append(loss.item())
+            hits += int((logits.argmax(1) == labels).sum())
+        scores.append((sum(losses) / len(losses), hits / (16 * len(losses))))
+        assert epoch.train.loss == pytest.approx(scores[-1][0], rel=1e-5)
+        assert epoch.train.accuracy == scores[-1][1]
+        for name, tensor in model.state_dict().items():
+            torch.testing.assert_close(training.model.state_dict()[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+    assert rates == [0.005, 0.0025, 0.00125]
+    assert scores[-1][0] < 0.7 * scores[0][0], "the plain loop learned nothing, so it proves nothing"
+
+
+def test_the_order_is_a_permutation_that_follows_from_seed_and_epoch(digits: Dataset) -> None:
+    def order(seed: int, epoch: int) -> list[int]:
+        training = Training(replace(RECIPE, seed=seed), digits, CPU)
+        torch.rand(epoch + 1)  # whatever else uses random numbers does not matter
+        training.epoch = epoch
+        training.begin_epoch()
+        return training.order.tolist()
+
+    orders = {(seed, epoch): order(seed, epoch) for seed in (0, 1, 2**32 - 1) for epoch in (0, 1, 2)}
+    assert all(sorted(indices) == list(range(len(digits.train))) for indices in orders.values())
+    assert len(set(map(tuple, orders.values()))) == len(orders)
+    assert order(1, 2) == orders[1, 2]
+
+
+def test_weights_start_as_the_network_makes_them(digits: Dataset) -> None:
+    recipe = replace(RECIPE, network="cnn", regulariser="maxgain=0.1+batchnorm+dropout", seed=3)
+    training = Training(recipe, digits, CPU)
+    torch.manual_seed(3)
+    built = build("cnn", (1, 8, 8), 10, batchnorm=True, dropout=nn.Dropout).state_dict()
+    assert training.model.state_dict().keys() == built.keys()
+    assert all(torch.equal(training.model.state_dict()[name], tensor) for name, tensor in built.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "regulariser", "decays"),
+    [
+        ("cifar100", "batchnorm", {"conv": 2e-4}),
+        ("cifar100", "batchnorm+weightdecay=0.5", {"conv": 0.5002, "dense": 0.5}),
+        ("cifar100", "weightnorm", {"conv": 2e-4}),
+        ("svhn", "batchnorm", {}),
+    ],
+)
+def test_weight_decay_is_for_convolutions_alone(name: str, regulariser: str, decays: dict[str, float]) -> None:
+    training = Training(replace(RECIPES[name], regulariser=regulariser), pictures(4), CPU)
+    decay = {id(p): group["weight_decay"] for group in training.optimiser.param_groups for p in group["params"]}
+    for name, parameter in training.model.named_parameters():
+        kind = "dense" if "classifier" in name else "conv"
+        wanted = decays.get(kind, 0.0) if parameter.dim() > 1 else 0.0
+        assert decay.pop(id(parameter)) == pytest.approx(wanted), name
+    assert not decay
+
+
+def test_what_is_left_over_of_an_epoch_is_left_out(digits: Dataset) -> None:
+    training = Training(replace(RECIPE, batch_size=50), digits, CPU)
+    assert (len(digits.train), training.steps_per_epoch) == (108, 2)
+    larger = Training(replace(RECIPE, batch_size=1000), digits, CPU)
+    assert (larger.batch_size, larger.steps_per_epoch) == (108, 1)
+
+
+class Watching(TorchDispatchMode):
+    """Sees every operation, and raises at those for which the host would have to wait for a device."""
+
+    waits = frozenset(f"aten::{name}" for name in ("_local_scalar_dense", "equal", "nonzero", "masked_select"))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.armed, self.seen = True, set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.add(function.name().partition(".")[0])
+        assert not (self.armed and self.waits & self.seen), f"{function} waits for the device"
+        if not self.armed:
+            self.seen -= self.waits
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("regulariser", ["none", "batchnorm+dropout", "gradpenalty", "variationaldropout"])
+def test_a_step_never_waits_for_the_device(digits: Dataset, regulariser: str) -> None:
+    training = Training(replace(RECIPE, network="cnn", augment=True, regulariser=regulariser), digits, CPU)
+    training.begin_epoch()
+    mode, step = Watching(), training.optimiser.step
+
+    def optimise() -> None:
+        # On the CPU, where nobody has to wait, torch's Adam reads the learning rate.
+        mode.armed = False
+        step()
+        mode.armed = True
+
+    training.optimiser.step = optimise
+    with mode:
+        training.step()
+        training.step()
+    assert {"aten::convolution", "aten::index"} <= mode.seen, "nothing was watched"
+    with mode, pytest.raises(AssertionError, match="waits for the device"):
+        training.loss.item()
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("regulariser", ["none", "maxgain+batchnorm+dropout"])
+def test_no_step_of_an_epoch_waits_for_a_gpu(digits: Dataset, regulariser: str) -> None:
+    device = torch.device("cuda")
+    training = Training(replace(RECIPE, network="cnn", augment=True, regulariser=regulariser), digits, device)
+    training.begin_epoch()
+    training.step()  # the constraint looks once whether it has seen everything
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(training.steps_per_epoch - 1):
+            training.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert math.isfinite(training.end_epoch().train.loss)
+
+
+# Augmentation.
+
+
+def test_augmentation_is_a_reflected_pad_a_crop_and_a_flip() -> None:
+    height, width = 7, 12
+    image = torch.randint(0, 256, (1, 2, height, width), dtype=torch.uint8)
+    padded = F.pad(image.double(), (PADDING,) * 4, mode="reflect").to(torch.uint8)[0]
+    crops = {}
+    for row in range(2 * PADDING + 1):
+        for column in range(2 * PADDING + 1):
+            crop = padded[:, row : row + height, column : column + width]
+            crops[crop.numpy().tobytes()] = row, column, False
+            crops[crop.flip(2).contiguous().numpy().tobytes()] = row, column, True
+    assert len(crops) == 2 * 81, "the image is too plain to tell its crops apart"
+
+    drawn = [crops[copy.numpy().tobytes()] for copy in augmented(image, torch.zeros(4000, dtype=torch.int64))]
+    for place, sides in enumerate((9, 9, 2)):
+        counts = torch.tensor([row[place] for row in drawn], dtype=torch.int64).bincount(minlength=sides)
+        expected = 4000 / sides
+        assert ((counts - expected).abs() < 5 * math.sqrt(expected)).all(), "not every shift is as likely"
+    assert len(set(drawn)) == 162, "shifts and flips do not combine freely"
+
+
+def test_augmentation_takes_the_chosen_images() -> None:
+    images = torch.arange(5, dtype=torch.uint8)[:, None, None, None].expand(5, 1, 8, 8)
+    assert augmented(images, torch.tensor([3, 0, 3]))[:, 0, 0, 0].tolist() == [3, 0, 3]
+
+
+def test_only_a_recipe_that_says_so_augments(digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def forward(self: nn.Sequential, x: Tensor) -> Tensor:
+        seen.append(x)
+        return torch.zeros(len(x), 10, requires_grad=True)
+
+    monkeypatch.setattr(nn.Sequential, "forward", forward)
+    for augment in (False, True):
+        training = Training(replace(RECIPE, augment=augment), digits, CPU)
+        training.begin_epoch()
+        training.step()
+    index = training.order[:16]
+    plain = digits.train.images[index] / 127.5 - 1
+    torch.testing.assert_close(seen[0], plain)
+    assert not torch.equal(seen[1], plain)
+    assert seen[1].min() >= -1
+    assert seen[1].max() <= 1
+
+
+# Evaluation.
+
+
+@torch.no_grad()
+def test_evaluation_is_the_plain_loop() -> None:
+    split = datasets.load("digits").train
+    assert len(split) % evaluate.BATCH, "the last batch is to be an incomplete one"
+    model = build("cnn", (1, 8, 8), 10, batchnorm=True, dropout=nn.Dropout)
+    model(torch.randn(64, 1, 8, 8))  # running statistics that are not what they began as
+    model.features.eval()
+    score = evaluate.evaluate(model, split)
+    assert model.training, "modes are put back"
+    assert not model.features.training
+
+    exact = build("cnn", (1, 8, 8), 10, batchnorm=True).double().eval()
+    exact.load_state_dict({name: tensor.double() for name, tensor in model.state_dict().items()})
+    losses, hits = [], 0
+    for image, label in zip(split.images, split.labels, strict=True):
+        logits = exact(image[None].double() / 127.5 - 1)[0]
+        losses.append(float(logits.logsumexp(0) - logits[label]))
+        hits += int(logits.argmax() == label)
+    assert score.loss == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    assert score.accuracy == hits / len(split)
+
+
+# Runs.
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("others", ["", "+batchnorm+dropout"])
+@pytest.mark.parametrize("measure", ["stale", "fresh"])
+def test_an_infinite_gamma_is_no_maxgain_at_all(tmp_path, digits, others, measure) -> None:
+    without = (others or "+none").removeprefix("+")
+    perform(replace(RECIPE, regulariser=without, augment=True), Run(tmp_path / "without"), digits)
+    bounded = replace(RECIPE, regulariser=f"maxgain{others}", gamma=math.inf, measure=measure, augment=True)
+    result = perform(bounded, Run(tmp_path / "with"), digits)
+    assert weights(tmp_path / "with") == weights(tmp_path / "without")
+    assert result["gamma"] == "inf"
+
+
+def test_the_same_recipe_gives_the_same_bits_and_another_seed_others(tmp_path, digits) -> None:
+    recipe = replace(RECIPE, regulariser="maxgain+batchnorm+dropout", augment=True)
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        torch.rand(17)  # what ran before in this process does not matter
+        perform(replace(recipe, seed=seed), Run(tmp_path / name), digits)
+    assert weights(tmp_path / "a") == weights(tmp_path / "b") != weights(tmp_path / "c")
+
+
+def refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is no JSON")
+
+
+def strictly(text: str) -> Any:
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_a_run_folder_holds_everything(tmp_path, digits) -> None:
+    recipe = replace(RECIPE, regulariser="maxgain+dropout", gamma=1.5, p=math.inf, seed=5, network="cnn")
+    returned = perform(recipe, Run(tmp_path / "run"), digits)
+    files = {path.name: path for path in (tmp_path / "run").iterdir()}
+    assert set(files) == {".lock", "config.json", "metrics.jsonl", "model.safetensors", "result.json"}
+    assert from_json(strictly(files["config.json"].read_text())) == recipe
+    result = strictly(files["result.json"].read_text())
+    assert result == returned
+    assert from_json(result["config"]) == recipe
+
+    model = runs.load_model(tmp_path / "run", digits, CPU)
+    stored = safetensors.torch.load_file(files["model.safetensors"])
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in model.state_dict().items())
+    facts = {"recipe": "digits", "regulariser": "maxgain+dropout", "gamma": 1.5, "p": "inf", "seed": 5, "fold": 0}
+    facts |= {"epochs": 2, "device": "cpu", "torch": torch.__version__, "maxgain": maxgain.__version__}
+    assert {key: result[key] for key in facts} == facts
+    for part in ("train", "validation", "test"):
+        score = evaluate.evaluate(model, getattr(digits, part))
+        assert (result[f"{part}_loss"], result[f"{part}_accuracy"]) == (score.loss, score.accuracy)
+    for part in ("train", "test"):
+        report = measure_gains(model, evaluate.batches(getattr(digits, part).images), math.inf)
+        assert result["max_gain"][part] == {name: float(gains.max()) for name, gains in report.gains.items()}
+    assert result["seconds"] > 0
+
+    lines = [strictly(line) for line in files["metrics.jsonl"].read_text().splitlines()]
+    assert lines == runs.read_metrics(tmp_path / "run")
+    assert [line["epoch"] for line in lines] == [1, 2]
+    assert sum(line["seconds"] for line in lines) == pytest.approx(result["seconds"])
+    names = {"epoch", "learning_rate", "train_loss", "train_accuracy", "validation_loss", "validation_accuracy"}
+    assert set(lines[0]) == names | {"max_gain", "seconds"}
+    assert list(lines[0]["max_gain"]) == list(result["max_gain"]["train"])
+    assert lines[1]["validation_loss"] == result["validation_loss"]
+    assert lines[1]["max_gain"] == result["max_gain"]["train"]  # the whole fold is fewer images than the sample
+
+
+def test_a_final_run_trains_on_what_was_held_out_too(tmp_path, digits) -> None:
+    result = perform(replace(RECIPE, train_on="train+validation"), Run(tmp_path / "run"), digits)
+    assert result["validation_loss"] is None
+    assert result["validation_accuracy"] is None
+    assert [line["validation_accuracy"] for line in runs.read_metrics(tmp_path / "run")] == [None, None]
+    training = Training(replace(RECIPE, train_on="train+validation"), digits, CPU)
+    assert len(training.labels) == len(digits.train) + len(digits.validation)
+    assert torch.equal(training.images, torch.cat([digits.train.images, digits.validation.images]))
+
+
+def test_a_score_that_is_no_number_is_still_strict_json(tmp_path, digits, monkeypatch) -> None:
+    monkeypatch.setattr(runs, "evaluate", lambda model, split: evaluate.Score(math.inf, math.nan))
+    perform(RECIPE, Run(tmp_path / "run"), digits)
+    result = strictly((tmp_path / "run" / "result.json").read_text())
+    assert (result["test_loss"], result["test_accuracy"]) == ("inf", None)
+    line = strictly((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert (line["validation_loss"], line["validation_accuracy"]) == ("inf", None)
+
+
+def test_metrics_of_a_killed_run_are_its_whole_lines(tmp_path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"epoch": 1}\n{"epoch": 2}\n{"epo')
+    assert runs.read_metrics(tmp_path) == [{"epoch": 1}, {"epoch": 2}]
+
+
+def test_folders_that_hold_no_run_are_named(tmp_path, digits) -> None:
+    for read in (runs.read_config, runs.read_result):
+        with pytest.raises(RunError, match="is not the folder of a finished run"):
+            read(tmp_path)
+    with pytest.raises(RunError, match="holds no readable metrics"):
+        runs.read_metrics(tmp_path)
+    perform(RECIPE, Run(tmp_path / "run"), digits)
+    (tmp_path / "run" / "model.safetensors").write_bytes(b"half of the wei")
+    with pytest.raises(RunError, match="holds no readable model"):
+        runs.load_model(tmp_path / "run", digits, CPU)
+    (tmp_path / "run" / "config.json").write_text("[1, 2")
+    with pytest.raises(RunError, match="cannot be read"):
+        runs.read_config(tmp_path / "run")
+
+
+def test_a_run_is_not_written_over(tmp_path, digits) -> None:
+    perform(RECIPE, Run(tmp_path / "run"), digits)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(RunError, match="holds a run already: go on with --resume, or choose another --out"):
+        perform(replace(RECIPE, seed=9), Run(tmp_path / "run"), digits)
+    with pytest.raises(MaxGainError, match="is of another recipe: there seed is 0, here 9"):
+        perform(replace(RECIPE, seed=9), Run(tmp_path / "run", resume=True), digits)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+@contextmanager
+def no_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def step(_: Training) -> None:
+        raise AssertionError("it trained although the folder cannot be written")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "step", step)
+        yield
+
+
+def test_a_folder_that_cannot_be_written_is_known_of_before_training(tmp_path, digits, monkeypatch) -> None:
+    (tmp_path / "file").touch()
+    with no_step(monkeypatch), pytest.raises(RunError, match=r"cannot write in .*run: Not a directory"):
+        perform(RECIPE, Run(tmp_path / "file" / "run"), digits)
+    with no_step(monkeypatch), pytest.raises(RunError, match=r"cannot write in .*run"):
+        perform(RECIPE, Run(Path("/proc/run")), digits)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, math.nan])
+def test_impossible_intervals_are_refused(tmp_path, digits, seconds) -> None:
+    with pytest.raises(RunError, match="checkpoint-seconds must not be negative"):
+        perform(RECIPE, Run(tmp_path / "run", checkpoint_seconds=seconds), digits)
+
+
+@pytest.mark.parametrize("name", ["gpu", "meta", "cuda:99", ""])
+def test_a_device_that_is_not_there_is_named(name: str) -> None:
+    with pytest.raises(RunError, match=f"there is no device '{name}' to train on here: use 'cpu', 'cuda' or 'auto'"):
+        chosen_device(name)
+
+
+# Divergence.
+
+# A schedule that is sane for two epochs and then is not.
+DIVERGING = replace(RECIPE, epochs=5, milestones=(2,), decay=1e30)
+
+
+@pytest.mark.filterwarnings("ignore::maxgain.errors.MeasurementWarning")
+@pytest.mark.parametrize("seconds", [None, 0.0], ids=["every epoch", "every step"])
+@pytest.mark.parametrize("regulariser", ["none", "maxgain"])
+def test_a_run_that_diverges_says_when_where_and_what_to_try(tmp_path, digits, regulariser, seconds) -> None:
+    hint = {"none": "maxgain in --regulariser", "maxgain": "a tighter --gamma"}[regulariser]
+    recipe = replace(DIVERGING, regulariser=regulariser)
+    with pytest.raises(RunError) as caught:
+        perform(recipe, Run(tmp_path / "run", checkpoint_seconds=seconds), digits)
+    gains = runs.read_metrics(tmp_path / "run")[-1]["max_gain"]
+    worst = max(gains, key=lambda name: gains[name])
+    assert str(caught.value) == (
+        "in epoch 3 the loss or a weight stopped being a finite number; "
+        f"after epoch 2 the largest gain was {gains[worst]:.3g}, in layer {worst!r}; "
+        f"try a lower --learning-rate (it was 1e+27) or {hint}."
+    )
+    kept = safetensors.torch.load_file(tmp_path / "run" / CHECKPOINT)
+    assert all(tensor.isfinite().all() for name, tensor in kept.items() if name.startswith("model."))
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {".lock", "config.json", "metrics.jsonl", CHECKPOINT}
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path, digits) -> None:
+    run = Run(tmp_path / "run", resume=True)
+    with locks.alone_in(run.out), pytest.raises(RunError, match="another maxgain is at work in"):
+        perform(RECIPE, run, digits)
+    assert not (run.out / "config.json").exists()
+    perform(RECIPE, run, digits)
+
+
+def test_a_run_that_diverges_at_once_names_a_layer_too(tmp_path, digits) -> None:
+    with pytest.raises(RunError, match=r"in epoch 1 .* the gain of layer 'classifier\.fc1' is the first that is not"):
+        perform(replace(RECIPE, learning_rate=1e30), Run(tmp_path / "run"), digits)
+
+
+def test_weights_that_the_last_step_of_an_epoch_spoils_are_not_saved(tmp_path, digits) -> None:
+    def spoil(training: Training) -> None:
+        if training.epoch == 1 and int(training.position) == training.steps_per_epoch * training.batch_size:
+            with torch.no_grad():
+                next(training.model.parameters()).fill_(math.nan)
+
+    with pytest.raises(RunError, match="in epoch 2 the loss or a weight stopped being"):
+        perform(RECIPE, Run(tmp_path / "run", watcher=Watcher(stepped=spoil)), digits)
+    kept = safetensors.torch.load_file(tmp_path / "run" / CHECKPOINT)
+    assert all(tensor.isfinite().all() for name, tensor in kept.items() if name.startswith("model."))
+
+
+def test_the_loop_itself_raises_when_it_diverges(digits) -> None:
+    epochs = train(Training(DIVERGING, digits, CPU))
+    assert [next(epochs).number, next(epochs).number] == [1, 2]
+    with pytest.raises(DivergedError):
+        next(epochs)
+
+
+# Real data.
+
+
+@pytest.mark.skipif("MAXGAIN_DATA" not in os.environ, reason="needs MAXGAIN_DATA, a folder with the real data sets")
+def test_the_papers_network_steps_on_real_photographs() -> None:
+    recipe = replace(RECIPES["cifar10"], regulariser="maxgain+batchnorm", batch_size=8)
+    training = Training(recipe, datasets.load("cifar10"), CPU)
+    before = {name: parameter.clone() for name, parameter in training.model.named_parameters()}
+    training.begin_epoch()
+    for _ in range(2):
+        training.step()
+    training.expect_finite()
+    assert training.steps_per_epoch == 5000
+    assert not any(torch.equal(parameter, before[name]) for name, parameter in training.model.named_parameters())
+    (constraint,) = training.constraints
+    assert len(constraint.gains) == 16 + 16 + 3
+    assert all(0 < gain < 1e3 for gain in constraint.gains.values())
