@@ -44,6 +44,14 @@ class MissingExtraError(MaxGainError, ImportError):
     """A feature whose optional dependency is not installed."""
 
 
+class FileError(MaxGainError):
+    """A file that is no regular file, is too large, or does not hold what it should."""
+
+
+class MissingFileError(FileError):
+    """A file that is not there."""
+
+
 class DataError(MaxGainError):
     """A data set that is missing, short or wrong."""
 
