@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 from transformers.pytorch_utils import Conv1D
 
-from maxgain import MaxGain, register_layer
+from maxgain import MaxGain, operator_norms, register_layer
 from maxgain.errors import NothingToConstrainError, PatternError, UnsupportedLayerError
 from maxgain.layers import KINDS, REFUSED, find_layers
 from maxgain.observe import layer_gains
@@ -262,6 +262,19 @@ def test_the_projection_divides_the_explicit_matrix(key, data, seed, p):
     np.testing.assert_allclose(after.W, before.W / max(1.0, largest / 0.5), rtol=1e-9, atol=1e-12)
     np.testing.assert_array_equal(after.b, before.b)
     assert after.gains(p).max() == pytest.approx(min(largest, 0.5))
+
+
+@every_row
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data(), seed=ints(0, 2**32))
+def test_the_operator_norms_are_those_of_the_explicit_matrix(key, data, seed):
+    cases, matrix = ORACLES[key]
+    layer, shape, instance_dims = data.draw(cases)
+    model, x = filled(layer, shape, seed, torch.float32)
+    linear = matrix(exactly(layer), x, instance_dims)
+    for p in (1, 2, math.inf):
+        norms = operator_norms(model, x, p=p, include="0").norms
+        assert norms["0"] == pytest.approx(np.linalg.norm(linear.W, p), rel=1e-4, abs=1e-6), p
 
 
 @pytest.mark.parametrize("p", NORMS)

@@ -10,7 +10,9 @@ from transformers.pytorch_utils import Conv1D
 import maxgain
 from maxgain import MaxNorm, WeightClip
 from maxgain.errors import BoundError, NothingToConstrainError, UnsupportedLayerError
-from maxgain.layers import KINDS
+from maxgain.layers import KINDS, kind_of
+
+SHIPPED = dict(KINDS)  # at import, before any test registers more
 
 LAYERS = {
     "linear": (lambda: nn.Linear(5, 4), (5,)),
@@ -19,8 +21,15 @@ LAYERS = {
     "conv3d": (lambda: nn.Conv3d(2, 2, 2), (2, 3, 3, 3)),
     "transposed": (lambda: nn.ConvTranspose2d(4, 6, 3), (4, 2, 2)),
     "transposed in groups": (lambda: nn.ConvTranspose1d(4, 6, 3, groups=2), (4, 3)),
+    "transposed in three dimensions": (lambda: nn.ConvTranspose3d(2, 2, 2), (2, 2, 2, 2)),
     "transposed matrix": (lambda: Conv1D(4, 5), (5,)),
 }
+
+
+def test_every_row_with_units_is_tried():
+    tried = {kind_of(make()) for make, _ in LAYERS.values()}
+    missing = {key for key, kind in SHIPPED.items() if kind.units is not None and kind not in tried}
+    assert missing == set()
 
 
 def incoming(layer: nn.Module, shape: tuple[int, ...], p: float) -> list[float]:

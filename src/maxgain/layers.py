@@ -1,4 +1,4 @@
-"""One row per layer type: what its linear part is, and what one instance of its input is.
+"""One row per layer type: all that the rest of the package knows of it.
 
 A layer computes ``Wx + b`` from its input, so ``Wx`` is its own output without the bias. That includes padding,
 stride, groups and dilation without ever writing W down. Normalisation layers are diagonal maps, and their ``Wx``
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,20 @@ class LayerKind:
     """The attribute that scales ``Wx``."""
     by_default: bool = True
     """False where a layer of this kind is left alone unless it is named in ``include``."""
+    linear_map: Literal[
+        "Dense", "TransposedDense", "Convolution", "TransposedConvolution", "Diagonal", "OwnForward"
+    ] = "OwnForward"
+    """The class of ``lipschitz.maps`` that knows W; by name, so that constraints that need no norms import none."""
+    units: int | None = 0
+    """The dimension of the weight along which its units lie (within each group); None where it has no units."""
+    diagonal: Callable[[nn.Module, torch.dtype], Tensor] | None = None
+    """The diagonal of W, in the given type, where W is a diagonal matrix."""
+    divides_by_its_input: bool = False
+    """True where x is the input divided by its own size: Wx is linear in x, but not in the input."""
+    forward_arguments: Callable[[torch.Size], dict[str, Any]] = lambda shape: {}
+    """What ``forward`` must be given besides the input to return an output of this shape again."""
+    defect: Callable[[nn.Module], str | None] = lambda layer: None
+    """Why a layer cannot be used although it is of this kind."""
 
 
 def _without_bias(instance_dims: int) -> LinearPart:
@@ -59,60 +73,104 @@ def _along_channels(v: Tensor, instance_dims: int) -> Tensor:
     return v.view(-1, *[1] * (instance_dims - 1))
 
 
-def affine(instance_dims: int) -> LayerKind:
+def _affine(instance_dims: int, **others: Any) -> LayerKind:
     """The row of a layer that computes ``Wx + b``: the usual case."""
-    return LayerKind(lambda layer, x: instance_dims, _without_bias(instance_dims))
+    return LayerKind(lambda layer, x: instance_dims, _without_bias(instance_dims), **others)
 
 
-def _batch_norm(layer: nn.Module, x: Tensor, output: Tensor | None) -> tuple[Tensor, Tensor]:
-    """``W = diag(α / sqrt(running_var + ε))`` on the raw activations; running statistics are the steadier estimate."""
-    assert isinstance(layer, nn.modules.batchnorm._BatchNorm)
-    assert layer.running_var is not None
-    scale = widened(layer.weight) * torch.rsqrt(widened(layer.running_var) + layer.eps)
-    return x, x * _along_channels(scale, x.dim() - 1)
+def _transposed_convolution(instance_dims: int) -> LayerKind:
+    # Its weight is laid out as (inputs, outputs / groups, ...). It has several possible output sizes, and was told
+    # which of them to take.
+    return _affine(
+        instance_dims,
+        linear_map="TransposedConvolution",
+        units=1,
+        forward_arguments=lambda shape: {"output_size": list(shape)},
+    )
 
 
-def _layer_norm(layer: nn.Module, x: Tensor, output: Tensor | None) -> tuple[Tensor, Tensor]:
-    assert isinstance(layer, nn.LayerNorm)
-    normalised = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
-    return normalised, normalised * widened(layer.weight)
+def _normalisation(
+    instance_dims: Callable[[nn.Module, Tensor], int],
+    normalised: Callable[[Any, Tensor], Tensor],
+    *,
+    diagonal: Callable[[Any, torch.dtype], Tensor] = lambda layer, dtype: layer.weight.detach().to(dtype),
+    per_channel: bool,
+    **others: Any,
+) -> LayerKind:
+    """The row of a layer whose ``Wx`` is a diagonal matrix times what it makes of its input."""
+
+    def linear_part(layer: Any, x: Tensor, output: Tensor | None) -> tuple[Tensor, Tensor]:
+        x = normalised(layer, x)
+        scale = diagonal(layer, torch.promote_types(layer.weight.dtype, torch.float32))
+        return x, x * (_along_channels(scale, x.dim() - 1) if per_channel else scale)
+
+    return LayerKind(
+        instance_dims,
+        linear_part,
+        needs_output=False,
+        linear_map="Diagonal",
+        units=None,
+        diagonal=diagonal,
+        **others,
+    )
 
 
-def _rms_norm(layer: nn.Module, x: Tensor, output: Tensor | None) -> tuple[Tensor, Tensor]:
-    assert isinstance(layer, nn.RMSNorm)
-    normalised = F.rms_norm(x, list(layer.normalized_shape), eps=layer.eps)
-    return normalised, normalised * widened(layer.weight)
+def _batch_norm_diagonal(layer: Any, dtype: torch.dtype) -> Tensor:
+    """``α / sqrt(running_var + ε)``: the running statistics are the steadier estimate."""
+    scale: Tensor = layer.weight.detach().to(dtype) * torch.rsqrt(layer.running_var.to(dtype) + layer.eps)
+    return scale
 
 
-def _group_norm(layer: nn.Module, x: Tensor, output: Tensor | None) -> tuple[Tensor, Tensor]:
-    assert isinstance(layer, nn.GroupNorm)
-    normalised = F.group_norm(x, layer.num_groups, eps=layer.eps)
-    return normalised, normalised * _along_channels(widened(layer.weight), x.dim() - 1)
+def _batch_norm_defect(layer: Any) -> str | None:
+    return "it keeps no running variance (track_running_stats=False)" if layer.running_var is None else None
 
 
 def _whole_sample(layer: nn.Module, x: Tensor) -> int:
     return x.dim() - 1
 
 
-def _normalised_shape(layer: nn.Module, x: Tensor) -> int:
-    assert isinstance(layer, nn.LayerNorm | nn.RMSNorm)
+def _normalised_shape(layer: Any, x: Tensor) -> int:
     return len(layer.normalized_shape)
 
 
 # A type of an optional dependency is named by its path, so that nothing has to be imported for it.
 KINDS: dict[type[nn.Module] | str, LayerKind] = {
-    nn.Linear: affine(1),
-    nn.Conv1d: affine(2),
-    nn.Conv2d: affine(3),
-    nn.Conv3d: affine(4),
-    nn.ConvTranspose1d: affine(2),
-    nn.ConvTranspose2d: affine(3),
-    nn.ConvTranspose3d: affine(4),
-    nn.modules.batchnorm._BatchNorm: LayerKind(_whole_sample, _batch_norm, needs_output=False),
-    nn.LayerNorm: LayerKind(_normalised_shape, _layer_norm, needs_output=False, by_default=False),
-    nn.RMSNorm: LayerKind(_normalised_shape, _rms_norm, needs_output=False, by_default=False),
-    nn.GroupNorm: LayerKind(_whole_sample, _group_norm, needs_output=False, by_default=False),
-    "transformers.pytorch_utils.Conv1D": affine(1),
+    nn.Linear: _affine(1, linear_map="Dense"),
+    nn.Conv1d: _affine(2, linear_map="Convolution"),
+    nn.Conv2d: _affine(3, linear_map="Convolution"),
+    nn.Conv3d: _affine(4, linear_map="Convolution"),
+    nn.ConvTranspose1d: _transposed_convolution(2),
+    nn.ConvTranspose2d: _transposed_convolution(3),
+    nn.ConvTranspose3d: _transposed_convolution(4),
+    nn.modules.batchnorm._BatchNorm: _normalisation(
+        _whole_sample,
+        lambda layer, x: x,
+        diagonal=_batch_norm_diagonal,
+        per_channel=True,
+        defect=_batch_norm_defect,
+    ),
+    nn.LayerNorm: _normalisation(
+        _normalised_shape,
+        lambda layer, x: F.layer_norm(x, layer.normalized_shape, eps=layer.eps),
+        per_channel=False,
+        divides_by_its_input=True,
+        by_default=False,
+    ),
+    nn.RMSNorm: _normalisation(
+        _normalised_shape,
+        lambda layer, x: F.rms_norm(x, list(layer.normalized_shape), eps=layer.eps),
+        per_channel=False,
+        divides_by_its_input=True,
+        by_default=False,
+    ),
+    nn.GroupNorm: _normalisation(
+        _whole_sample,
+        lambda layer, x: F.group_norm(x, layer.num_groups, eps=layer.eps),
+        per_channel=True,
+        divides_by_its_input=True,
+        by_default=False,
+    ),
+    "transformers.pytorch_utils.Conv1D": _affine(1, linear_map="TransposedDense", units=1),
 }
 
 _CALLED_INSIDE = "its weights are used inside one fused operation, so no input and output of a linear part can be seen"
@@ -171,6 +229,8 @@ class FoundLayer:
     name: str
     module: nn.Module
     kind: LayerKind
+    own_forward: bool = False
+    """True where it computes something else than the type that its row is for: it has a forward of its own."""
 
     @property
     def weight(self) -> nn.Parameter:
@@ -207,7 +267,7 @@ def find_layers(
     for path, module in model.named_modules():
         # torch.compile adds a step to the names of what it wraps.
         name = ".".join(step for step in path.split(".") if step != "_orig_mod")
-        kind, reason = _look_up(module, rescale=rescale)
+        kind, own_forward, reason = _look_up(module, rescale=rescale)
         if kind is None and reason is None:
             continue
         known.append(name)
@@ -228,7 +288,7 @@ def find_layers(
             skipped_inside = f"{name}."
             continue
         assert kind is not None
-        found.append(FoundLayer(name, module, kind))
+        found.append(FoundLayer(name, module, kind, own_forward))
     if refused:
         raise UnsupportedLayerError(_refusal(refused, "constrained" if rescale else "measured"))
     if unused:
@@ -271,19 +331,26 @@ def _globs(patterns: str | Iterable[str] | None) -> tuple[str, ...] | None:
     return (patterns,) if isinstance(patterns, str) else tuple(patterns)
 
 
-def _look_up(module: nn.Module, *, rescale: bool) -> tuple[LayerKind | None, str | None]:
-    """The layer's row, and why it cannot be used if it cannot; neither for what is not a layer of a known kind."""
+def kind_of(module: nn.Module) -> LayerKind | None:
+    """The row of a module's type; None where there is none."""
+    return _look_up(module, rescale=False)[0]
+
+
+def _look_up(module: nn.Module, *, rescale: bool) -> tuple[LayerKind | None, bool, str | None]:
+    """The layer's row, whether it has a forward that the row's type does not have, and why it cannot be used, if so."""
+    cls: Any
     for cls in type(module).__mro__:
         path = f"{cls.__module__}.{cls.__qualname__}"
         # What holds nothing (a quantisable addition, say) has nothing quantised in it.
         if cls.__module__.startswith(_REFUSED_PACKAGES) and module.state_dict():
-            return None, "its weight is quantised"
+            return None, False, "its weight is quantised"
         for key in (cls, path):
             if key in REFUSED:
-                return None, REFUSED[key]
+                return None, False, REFUSED[key]
             if key in KINDS:
-                return KINDS[key], _defect(module, KINDS[key], rescale=rescale)
-    return None, None
+                own_forward = type(module).forward is not cls.forward or "forward" in vars(module)
+                return KINDS[key], own_forward, _defect(module, KINDS[key], rescale=rescale)
+    return None, False, None
 
 
 def _defect(module: nn.Module, kind: LayerKind, *, rescale: bool) -> str | None:
@@ -295,11 +362,9 @@ def _defect(module: nn.Module, kind: LayerKind, *, rescale: bool) -> str | None:
         return "its size is not known before a first batch has gone through the model; run one first"
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         return "its weight is quantised, or complex"
-    if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_var is None:
-        return "it keeps no running variance (track_running_stats=False)"
     if rescale and kind.weight not in module._parameters:
         return (
             f"its {kind.weight!r} is not a parameter but computed from others "
             "(a parametrisation, weight norm or pruning), so it cannot be scaled in place"
         )
-    return None
+    return kind.defect(module)

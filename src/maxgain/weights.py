@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from .constraint import Bound, Constraint
 from .errors import UnsupportedLayerError
-from .functional import check_p, finite
+from .functional import check_p, finite, widened
 from .layers import FoundLayer, find_layers
-from .lipschitz.maps import TransposedDense, is_normalisation, map_type
 
 
 class MaxNorm(Constraint):
@@ -26,7 +25,7 @@ class MaxNorm(Constraint):
     ``bound``: c for all layers, or a mapping of globs over dotted names to bounds, of which the first that matches
     holds. The paper finds 3 to 4 to work well.
     ``p``: the norm, from 1 to ``inf``; the paper's is 2.
-    ``include``, ``exclude``: globs over dotted names. Normalisation layers have one scale a channel and no incoming
+    ``include``, ``exclude``: globs over dotted names. Normalisation layers have one scale per channel and no incoming
     weights: they are left alone, and refused if they are included by name.
 
     ``gains`` and ``scales`` are those of the largest unit of each layer.
@@ -49,11 +48,11 @@ class MaxNorm(Constraint):
         exclude: str | Iterable[str] = (),
     ) -> None:
         self.p = check_p(p)
-        scales = [layer for layer in find_layers(model, include, exclude) if is_normalisation(layer.module)]
+        scales = [layer for layer in find_layers(model, include, exclude) if layer.kind.units is None]
         if scales and include is not None:
             raise UnsupportedLayerError(
                 f"layer {scales[0].name!r} ({type(scales[0].module).__name__}) has no units with incoming weights, but "
-                f"one scale a channel. Leave it out with exclude={scales[0].name!r}."
+                f"one scale per channel. Leave it out with exclude={scales[0].name!r}."
             )
         left_out = (exclude,) if isinstance(exclude, str) else tuple(exclude)
         left_out += tuple(glob.escape(layer.name) for layer in scales)
@@ -100,7 +99,7 @@ class WeightClip(Constraint):
         super().__init__(model, bound, include=include, exclude=exclude)
 
     def _estimate(self, layers: list[FoundLayer]) -> list[Tensor]:
-        return [finite(_wide(layer.weight).abs()) for layer in layers]
+        return [finite(widened(layer.weight.detach()).abs()) for layer in layers]
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -110,22 +109,13 @@ class WeightClip(Constraint):
 
 
 def unit_norms(layer: FoundLayer, p: float) -> Tensor:
-    """The norm of the weights that come into each unit of a layer, in a shape that broadcasts against its weight.
-
-    Units lie along the first dimension of a weight, unless its layer is known to be otherwise.
-    """
-    module, weight = layer.module, _wide(layer.weight)
-    if isinstance(module, nn.modules.conv._ConvTransposeNd):
-        # (inputs, outputs / groups, ...): a unit's weights come from the inputs of its own group.
-        groups = weight.view(module.groups, -1, *weight.shape[1:])
-        norms = torch.linalg.vector_norm(groups, ord=p, dim=(1, *range(3, groups.dim())), keepdim=True)
-        return finite(norms.expand(-1, groups.shape[1], *norms.shape[2:]).reshape(-1, *norms.shape[2:]))
+    """The norm of the weights that come into each unit of a layer, in a shape that broadcasts against its weight."""
+    weight, units = widened(layer.weight.detach()), layer.kind.units
+    assert units is not None
     if weight.dim() == 1:
         return finite(weight.abs())
-    unit = 1 if map_type(module) is TransposedDense else 0
-    others = [dim for dim in range(weight.dim()) if dim != unit]
-    return finite(torch.linalg.vector_norm(weight, ord=p, dim=others, keepdim=True))
-
-
-def _wide(weight: Tensor) -> Tensor:
-    return weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+    # Units along the second dimension (a transposed convolution's) are fed by the inputs of their own group alone.
+    groups = weight.view(getattr(layer.module, "groups", 1) if units else 1, -1, *weight.shape[1:])
+    others = [dim for dim in range(1, groups.dim()) if dim != 1 + units]
+    norms = torch.linalg.vector_norm(groups, ord=p, dim=others, keepdim=True)
+    return finite(norms.expand(-1, groups.shape[1], *norms.shape[2:]).flatten(0, 1))

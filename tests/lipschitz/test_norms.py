@@ -1,3 +1,5 @@
+"""operator_norms; that every row of layers.py has the norms of its explicit matrix is tested in ../test_layers.py."""
+
 import json
 import math
 import runpy
@@ -6,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 from transformers.pytorch_utils import Conv1D
@@ -18,8 +18,6 @@ from maxgain.errors import NormError, NotMeasuredError, UnsupportedLayerError
 from maxgain.layers import KINDS
 
 PS = [1, 2, math.inf]
-CONVOLUTIONS = [nn.Conv1d, nn.Conv2d, nn.Conv3d]
-TRANSPOSED = [nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d]
 
 
 def matrix(layer: nn.Module, shape: tuple[int, ...], **kwargs) -> np.ndarray:
@@ -35,53 +33,6 @@ def check(layer: nn.Module, shape: tuple[int, ...]) -> None:
     for p in PS:
         report = operator_norms(layer, torch.randn(2, *shape), p=p)
         assert report.norms[""] == pytest.approx(np.linalg.norm(explicit, p), rel=1e-4, abs=1e-6), p
-
-
-@st.composite
-def convolutions(draw):
-    dims = draw(st.integers(1, 3))
-    several = st.lists(st.integers(1, 3), min_size=dims, max_size=dims).map(tuple)
-    kernel, stride, dilation, groups = draw(several), draw(several), draw(several), draw(st.integers(1, 2))
-    mode = draw(st.sampled_from(["zeros", "reflect", "replicate", "circular"]))
-    extents = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
-    padding = tuple(draw(st.integers(0, 2)) for _ in extents)
-    smallest = [max(1, e - 2 * pad, pad + 1) for e, pad in zip(extents, padding, strict=True)]
-    size = [draw(st.integers(n, n + 2)) for n in smallest]
-    channels, outputs = groups * draw(st.integers(1, 2)), groups * draw(st.integers(1, 2))
-    torch.manual_seed(draw(st.integers(0, 99)))
-    layer = CONVOLUTIONS[dims - 1](
-        channels, outputs, kernel, stride, padding, dilation=dilation, groups=groups, padding_mode=mode
-    )
-    return layer, (channels, *size)
-
-
-@settings(max_examples=80, deadline=None)
-@given(convolutions())
-def test_a_convolution_of_any_kind_has_the_norms_of_its_explicit_matrix(drawn):
-    check(*drawn)
-
-
-@st.composite
-def transposed_convolutions(draw):
-    dims, groups = draw(st.integers(1, 3)), draw(st.integers(1, 2))
-    several = st.lists(st.integers(1, 3), min_size=dims, max_size=dims).map(tuple)
-    kernel, stride, dilation = draw(several), draw(several), draw(several)
-    extra = tuple(draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True))
-    size = [draw(st.integers(1, 3)) for _ in kernel]
-    most = [((n - 1) * s + d * (k - 1)) // 2 for n, s, d, k in zip(size, stride, dilation, kernel, strict=True)]
-    padding = tuple(draw(st.integers(0, min(2, limit))) for limit in most)
-    channels, outputs = groups * draw(st.integers(1, 2)), groups * draw(st.integers(1, 2))
-    torch.manual_seed(draw(st.integers(0, 99)))
-    layer = TRANSPOSED[dims - 1](
-        channels, outputs, kernel, stride, padding, output_padding=extra, groups=groups, dilation=dilation
-    )
-    return layer, (channels, *size)
-
-
-@settings(max_examples=60, deadline=None)
-@given(transposed_convolutions())
-def test_a_transposed_convolution_of_any_kind_has_the_norms_of_its_explicit_matrix(drawn):
-    check(*drawn)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import NormError, UnsupportedLayerError
 from ..functional import check_p
@@ -78,8 +77,8 @@ class LinearMap(ABC):
         return (length * back).squeeze(0)
 
 
-class Registered(LinearMap):
-    """A layer of somebody's own type, known by its forward and its row in the table of layer types."""
+class OwnForward(LinearMap):
+    """A layer with a forward that nothing is known of: what it does to vectors is all there is to go by."""
 
     @torch.no_grad()
     def __init__(self, layer: FoundLayer, sizes: Sizes, dtype: torch.dtype) -> None:
@@ -117,14 +116,12 @@ class Diagonal(LinearMap):
     @property
     def weight(self) -> Tensor:
         """The diagonal."""
-        module, weight = self.layer.module, super().weight
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            assert module.running_var is not None
-            return weight * torch.rsqrt(module.running_var.to(self.dtype) + module.eps)
-        return weight
+        diagonal = self.layer.kind.diagonal
+        assert diagonal is not None
+        return diagonal(self.layer.module, self.dtype)
 
     def apply(self, x: Tensor) -> Tensor:
-        """``Wx`` of a batch of instances, an instance being one number a scale."""
+        """``Wx`` of a batch of instances, an instance being one number per scale."""
         return x * self.weight
 
     @torch.no_grad()
@@ -214,35 +211,19 @@ class TransposedConvolution(Convolution):
         return [sources(*size, "zeros")[:n] for size, n in zip(sizes, self.input_shape[1:], strict=True)]
 
 
-# By the forward that computes Wx + b, so that a subclass with a forward of its own is not taken for what it is not.
-MAPS: dict[Callable[..., Any] | str, type[LinearMap]] = {
-    nn.Linear.forward: Dense,
-    nn.Conv1d.forward: Convolution,
-    nn.Conv2d.forward: Convolution,
-    nn.Conv3d.forward: Convolution,
-    nn.ConvTranspose1d.forward: TransposedConvolution,
-    nn.ConvTranspose2d.forward: TransposedConvolution,
-    nn.ConvTranspose3d.forward: TransposedConvolution,
-    "transformers.pytorch_utils.Conv1D.forward": TransposedDense,
+MAPS: dict[str, type[LinearMap]] = {
+    cls.__name__: cls for cls in (Dense, TransposedDense, Convolution, TransposedConvolution, Diagonal, OwnForward)
 }
-_NORMALISATIONS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
-
-
-def is_normalisation(module: nn.Module) -> bool:
-    """Whether a layer's weight is one scale a channel."""
-    return isinstance(module, _NORMALISATIONS)
-
-
-def map_type(module: nn.Module) -> type[LinearMap]:
-    """What kind of map a layer is."""
-    forward = type(module).forward
-    path = f"{forward.__module__}.{forward.__qualname__}"
-    return Diagonal if is_normalisation(module) else MAPS.get(forward) or MAPS.get(path, Registered)
+"""What the rows of ``layers`` name."""
 
 
 def linear_map(layer: FoundLayer, sizes: Sizes | None, dtype: torch.dtype) -> LinearMap | None:
     """The map of a layer, or None if it depends on the input's size and that is not known."""
-    own, shape = map_type(layer.module), tuple(layer.weight.shape)
+    # A scale is the weight, whatever its layer does besides. Other settings say nothing of what a new forward does.
+    own = MAPS[layer.kind.linear_map]
+    if layer.own_forward and own is not Diagonal:
+        own = OwnForward
+    shape = tuple(layer.weight.shape)
     if own is Diagonal:
         sizes = (shape, shape)
     elif issubclass(own, Dense):

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from .maps import is_normalisation
+from ..layers import kind_of
 
 
 class NotAChainError(Exception):
@@ -77,7 +77,8 @@ def _constant(node: fx.Node, modules: Mapping[str, nn.Module], norms: Mapping[nn
     if node.op == "call_module":
         module = modules[str(node.target)]
         what = f"{_title(node)!r} ({type(module).__name__})"
-        if is_normalisation(module) and not isinstance(module, nn.modules.batchnorm._BatchNorm):
+        kind = kind_of(module)
+        if kind is not None and kind.divides_by_its_input:
             raise NotAChainError(f"{what} divides by the size of its input, which is no linear map")
         constant = norms[module] if module in norms else part_constant(module, p)
     else:
