@@ -2,27 +2,46 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint bench clean
+.PHONY: help demo test lint docs bench hooks clean
 
-demo: $(VENV)/.installed ## the method on real data that needs no download: table, figures, one page
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.study ## the method on real data that needs no download: table, figures, one page
 	$(BIN)/maxgain demo
 
 test: lint ## everything that must hold
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-lint: $(VENV)/.installed
+lint: $(VENV)/.dev ## style and types alone
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed ## the cost of a training step with us, against the same step without
+docs: $(VENV)/.dev ## the documentation as a site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+bench: $(VENV)/.dev ## the cost of a training step with us, against the same step without
 	$(BIN)/python -m benchmarks.step
 
-$(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@
+hooks: $(VENV)/.dev ## check every commit as `make lint` does, before it is made
+	$(BIN)/pre-commit install
 
-clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+clean: ## remove the environment and everything that was built
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache site dist
+
+# One environment in two sizes: what the study needs, and on top of it what developers need.
+$(VENV)/.study: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing torch and what the study needs into $(VENV)"
+	$(PIP) --editable '.[study]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.study
+	@echo "installing what developers need into $(VENV)"
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
