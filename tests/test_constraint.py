@@ -113,7 +113,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[MaxGainError], str]] = {
 
 
 @pytest.mark.parametrize(("mistake", "error", "text"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_mistakes_are_answered_in_words(mistake: Callable[[], Any], error: type[MaxGainError], text: str) -> None:
+def test_promise_15_mistakes_are_answered_in_words(
+    mistake: Callable[[], Any], error: type[MaxGainError], text: str
+) -> None:
     with pytest.raises(error, match=text):
         mistake()
 
@@ -486,7 +488,7 @@ def test_nothing_is_kept_alive_by_a_constraint_that_nobody_detached() -> None:
 
 
 @each_measure
-def test_a_run_goes_on_from_its_state_to_the_same_bits(measure: Any) -> None:
+def test_promise_14_a_run_goes_on_from_its_state_to_the_same_bits(measure: Any) -> None:
     data = torch.randn(8, 5, 6)
 
     def start() -> tuple[nn.Module, torch.optim.Optimizer, MaxGain]:

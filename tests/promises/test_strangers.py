@@ -109,7 +109,7 @@ def train(stranger, gamma):
 
 
 @pytest.mark.parametrize("stranger", STRANGERS, ids=lambda stranger: stranger.__name__)
-def test_a_stranger_trains_and_every_layer_is_within_five_percent_of_the_bound(stranger):
+def test_promise_12_a_stranger_trains_and_every_layer_is_within_five_percent_of_the_bound(stranger):
     largest, losses, model = train(stranger, GAMMA)
     assert {type(model.get_submodule(layer)) for layer in largest} == STRANGERS[stranger]
     assert {layer: gain for layer, gain in largest.items() if gain > 1.05 * GAMMA} == {}
@@ -118,6 +118,6 @@ def test_a_stranger_trains_and_every_layer_is_within_five_percent_of_the_bound(s
     assert max(unconstrained.values()) > 1.5 * GAMMA, "without the constraint the bound should not hold"
 
 
-def test_the_embedding_that_gpt2_ties_to_its_head_stays_tied():
+def test_promise_09_the_embedding_that_gpt2_ties_to_its_head_stays_tied():
     _, _, model = train(gpt2, GAMMA)
     assert model.lm_head.weight is model.transformer.wte.weight

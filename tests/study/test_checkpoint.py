@@ -59,7 +59,7 @@ EVERY_ROW = [{"regulariser": name, "network": network} for name in REGULARISERS 
     [*EVERY_ROW, {"optimiser": "sgd"}, {"measure": "fresh"}, {"regulariser": "lipschitz-2=0.5+batchnorm+dropout"}],
     ids=lambda changed: " ".join(changed.values()),
 )
-def test_a_loaded_training_steps_to_the_same_bits(tmp_path, dataset, changed) -> None:
+def test_promise_14_a_loaded_training_steps_to_the_same_bits(tmp_path, dataset, changed) -> None:
     recipe = replace(RECIPE, learning_rate=0.01, **changed)
     first = begun(recipe, dataset, steps=2)
     path = tmp_path / "c.safetensors"
@@ -112,7 +112,7 @@ def test_no_flipped_bit_goes_unseen(tmp_path, saved) -> None:
     checkpoint.load(tmp_path / "c", training)  # the whole one is not refused
 
 
-def test_no_truncated_file_is_accepted(tmp_path, saved) -> None:
+def test_promise_14_no_truncated_file_is_accepted(tmp_path, saved) -> None:
     whole, training = saved
     for length in (0, 1, 8, 9, 100, len(whole) // 2, len(whole) - 1):
         (tmp_path / "c").write_bytes(whole[:length])
@@ -156,7 +156,7 @@ def test_a_checkpoint_of_another_recipe_is_refused_and_says_why(tmp_path, datase
         checkpoint.load(tmp_path / "c", Training(replace(RECIPE, **changed), dataset, CPU))
 
 
-def test_a_checkpoint_of_other_data_is_refused(tmp_path, dataset) -> None:
+def test_promise_18_a_checkpoint_of_other_data_is_refused(tmp_path, dataset) -> None:
     checkpoint.save(tmp_path / "c", begun(RECIPE, dataset, steps=1), [])
     fewer = replace(dataset, train=dataset.train[:50])
     with pytest.raises(CheckpointError, match="does not fit: it was written with another --data"):

@@ -34,7 +34,7 @@ def test_parent_folders_are_made_and_strings_are_accepted(tmp_path):
     assert (tmp_path / "some/where/file").read_text() == "x"
 
 
-def test_a_writer_that_fails_leaves_the_old_content(tmp_path):
+def test_promise_14_a_writer_that_fails_leaves_the_old_content(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")
     with pytest.raises(TypeError), files.whole_file(path) as file:
@@ -91,7 +91,7 @@ def test_a_folder_appears_with_everything_in_it(tmp_path, exists):
     assert names(tmp_path / "out") == ["a"]
 
 
-def test_a_folder_whose_filling_fails_does_not_appear(tmp_path):
+def test_promise_14_a_folder_whose_filling_fails_does_not_appear(tmp_path):
     with pytest.raises(TypeError), files.whole_folder(tmp_path / "out") as folder:
         (folder / "a").write_text(1)
     assert names(tmp_path) == []

@@ -136,7 +136,7 @@ def forks() -> Iterator[Forks]:
 
 
 @pytest.mark.parametrize("seconds", [None, 0.0, 0.02], ids=["every epoch", "every step", "every 20 ms"])
-def test_twenty_kills_at_random_moments_change_no_bit(
+def test_promise_14_twenty_kills_at_random_moments_change_no_bit(
     tmp_path: Path, uninterrupted: Kept, forks: Forks, seconds: float | None
 ) -> None:
     chance = random.Random(f"kill {seconds}")
@@ -175,7 +175,7 @@ def wait_for_checkpoint(process: subprocess.Popen[str], out: Path, since: int = 
     raise AssertionError(f"it ended before it saved: {process.communicate()}")
 
 
-def test_a_command_that_is_killed_then_interrupted_then_resumed_ends_in_the_same_bits(
+def test_promise_14_a_command_that_is_killed_then_interrupted_then_resumed_ends_in_the_same_bits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = replace(RECIPE, batch_size=4)
@@ -206,7 +206,7 @@ def test_a_command_that_is_killed_then_interrupted_then_resumed_ends_in_the_same
 
 
 @pytest.mark.parametrize("seconds", [None, 1e9], ids=["every epoch", "hardly ever"])
-def test_ctrl_c_saves_wherever_it_comes(tmp_path: Path, uninterrupted: Kept, seconds: float | None) -> None:
+def test_promise_21_ctrl_c_saves_wherever_it_comes(tmp_path: Path, uninterrupted: Kept, seconds: float | None) -> None:
     chance = random.Random(0)
     out, presses, trainings = tmp_path / "run", 0, []
     handler = signal.getsignal(signal.SIGINT)
@@ -268,7 +268,9 @@ def files_no_larger_than(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_loses_nothing(tmp_path: Path, uninterrupted: Kept, capsys: pytest.CaptureFixture[str]) -> None:
+def test_promise_14_a_full_disk_loses_nothing(
+    tmp_path: Path, uninterrupted: Kept, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
 
     def stop(line: dict[str, Any]) -> None:

@@ -276,7 +276,7 @@ def weights(folder: Path) -> bytes:
 
 @pytest.mark.parametrize("others", ["", "+batchnorm+dropout"])
 @pytest.mark.parametrize("measure", ["stale", "fresh"])
-def test_an_infinite_gamma_is_no_maxgain_at_all(tmp_path, digits, others, measure) -> None:
+def test_promise_01_an_infinite_gamma_is_no_maxgain_at_all(tmp_path, digits, others, measure) -> None:
     without = (others or "+none").removeprefix("+")
     perform(replace(RECIPE, regulariser=without, augment=True), Run(tmp_path / "without"), digits)
     bounded = replace(RECIPE, regulariser=f"maxgain{others}", gamma=math.inf, measure=measure, augment=True)
@@ -375,7 +375,7 @@ def test_folders_that_hold_no_run_are_named(tmp_path, digits) -> None:
         runs.read_config(tmp_path / "run")
 
 
-def test_a_run_is_not_written_over(tmp_path, digits) -> None:
+def test_promise_21_a_run_is_not_written_over(tmp_path, digits) -> None:
     perform(RECIPE, Run(tmp_path / "run"), digits)
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     with pytest.raises(RunError, match="holds a run already: go on with --resume, or choose another --out"):

@@ -134,7 +134,7 @@ def test_help_shows_a_recipes_own_defaults(name, capsys) -> None:
         ("data check cifar10 --data /nowhere", "cifar10 is not in /nowhere"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(command, said, capsys, monkeypatch) -> None:
+def test_promise_15_what_is_wrong_is_said_in_one_sentence(command, said, capsys, monkeypatch) -> None:
     def step(_: object) -> None:
         raise AssertionError("it trained all the same")
 
@@ -200,7 +200,7 @@ def test_a_folder_that_cannot_be_written_is_known_of_at_once(flags, capsys, monk
 
 
 @pytest.mark.parametrize("flags", [[], ["--tensorboard"], ["--resume", "--seed", "1"]], ids=" ".join)
-def test_a_folder_that_holds_a_run_is_left_alone(trained, flags, capsys) -> None:
+def test_promise_21_a_folder_that_holds_a_run_is_left_alone(trained, flags, capsys) -> None:
     before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
     assert cli.main(["train", "digits", *QUICK, "--regulariser", "maxgain+dropout", "--out", str(trained), *flags]) == 2
     told = capsys.readouterr().err
@@ -220,7 +220,7 @@ def test_a_run_that_diverges_is_one_sentence_and_at_most_one_warning(regulariser
     assert all(line.startswith("maxgain: warning: ") and "not finite" in line for line in warned)
 
 
-def test_an_error_of_the_system_is_a_sentence_too(monkeypatch, capsys) -> None:
+def test_promise_15_an_error_of_the_system_is_a_sentence_too(monkeypatch, capsys) -> None:
     def denied(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "/root/run")
 
