@@ -1,5 +1,6 @@
 """Data sets are read as they were written, split as the paper splits them, and refused with a sentence when damaged."""
 
+import hashlib
 import os
 from collections import Counter
 from dataclasses import replace
@@ -14,7 +15,9 @@ from PIL import Image
 from scipy.io import savemat
 
 from maxgain.errors import DataError
+from maxgain.study.data import checksums
 from maxgain.study.data import table as datasets
+from maxgain.study.data.download import Download
 from maxgain.study.data.splits import Split, stratified_order
 
 
@@ -66,6 +69,7 @@ def small_svhn(small, rng, tmp_path):
         test_files={"test_32x32.mat": 15},
         train=slice(10, None),
         validation=slice(0, 10),
+        downloads=(),
     )
     folder = tmp_path / "svhn"
     folder.mkdir()
@@ -79,7 +83,7 @@ def small_svhn(small, rng, tmp_path):
 
 
 def write_svhn(path, images, labels):
-    savemat(path, {"X": images.transpose(2, 3, 1, 0), "y": labels.astype(np.uint8)[:, None]}, do_compression=True)
+    savemat(path, {"X": images.transpose(2, 3, 1, 0), "y": labels[:, None]}, do_compression=True)
 
 
 def write_folds(folder, images, labels):
@@ -414,9 +418,15 @@ def test_a_damaged_extra_file_is_refused_and_not_taken_for_an_absent_one(tmp_pat
     ("images", "labels", "message"),
     [
         (np.zeros((14, 3, 32, 32), np.uint8), np.ones(14), r"\(32, 32, 3, 14\) where uint8 \(32, 32, 3, 15\)"),
-        (np.zeros((15, 3, 32, 32), np.float32), np.ones(15), r"float32 images"),
-        (np.zeros((15, 3, 32, 32), np.uint8), np.ones(14), "14 labels where 15"),
-        (np.zeros((15, 3, 32, 32), np.uint8), np.zeros(15), "label 0 at image 0 where 1 to 10"),
+        (np.zeros((15, 3, 32, 32), np.float32), np.ones(15), r"single images"),
+        (np.zeros((15, 3, 32, 32), np.uint8), np.ones(14), r"labels of shape \(14, 1\) where 15"),
+        (np.zeros((15, 3, 32, 32), np.uint8), np.full(15, "1"), "char labels"),
+        (np.zeros((15, 3, 32, 32), np.uint8), np.ones(15) * 1j, "label .* where 1 to 10"),
+        (np.zeros((15, 3, 32, 32), np.uint8), np.full(15, np.nan), "label nan at image 0 where 1 to 10"),
+        (np.zeros((15, 3, 32, 32), np.uint8), np.array([1.0] * 14 + [1.5]), "label 1.5 at image 14 where 1 to 10"),
+        (np.zeros((15, 3, 32, 32), np.uint8), np.full(15, np.inf), "label inf at image 0"),
+        (np.zeros((15, 3, 32, 32), np.uint8), np.full(15, -1), "label -1 at image 0"),
+        (np.zeros((15, 3, 32, 32), np.uint8), np.zeros(15, np.uint8), "label 0 at image 0 where 1 to 10"),
         (np.zeros((15, 3, 32, 32), np.uint8), np.full(15, 11), "label 11 at image 0 where 1 to 10"),
     ],
 )
@@ -428,8 +438,51 @@ def test_svhn_refuses_what_does_not_fit(tmp_path, small_svhn, images, labels, me
 
 def test_a_matlab_file_of_something_else_is_one_sentence(tmp_path, small_svhn):
     savemat(tmp_path / "svhn/test_32x32.mat", {"Z": np.zeros(3)})
-    with pytest.raises(DataError, match=r"test_32x32\.mat cannot be read as a MATLAB file with X and y"):
+    with pytest.raises(DataError, match=r"test_32x32\.mat cannot be read as a MATLAB file with X and y .it has no X"):
         datasets.load("svhn", tmp_path)
+
+
+def test_a_matlab_file_is_judged_by_its_header_before_it_is_unpacked(tmp_path, small_svhn, monkeypatch):
+    bomb = {"X": np.zeros((32, 32, 3, 3000), np.uint8), "y": np.ones((15, 1))}
+    savemat(tmp_path / "svhn/test_32x32.mat", bomb, do_compression=True)
+    monkeypatch.setattr("scipy.io.loadmat", None)
+    with pytest.raises(DataError, match=r"\(32, 32, 3, 3000\) where uint8 \(32, 32, 3, 15\)"):
+        datasets.DATASETS["svhn"].read(tmp_path / "svhn/test_32x32.mat", 15, 10)
+
+
+def test_what_is_not_the_published_file_is_a_problem_and_a_note(tmp_path, small_svhn, small):
+    folder, _ = small_svhn
+    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in os.listdir(folder)}
+    small("svhn", downloads=tuple(Download(f"http://site/{name}", sums[name], (name,)) for name in sums))
+    assert datasets.check("svhn", tmp_path) == []
+    assert datasets.load("svhn", tmp_path).note == ""
+    content = bytearray((folder / "test_32x32.mat").read_bytes())
+    content[20] ^= 1  # in the header's free text, so that no reader could notice
+    (folder / "test_32x32.mat").write_bytes(content)
+    (problem,) = datasets.check("svhn", tmp_path)
+    assert "test_32x32.mat is not the published file, whose SHA-256 is another: run `maxgain data fetch" in problem
+    assert datasets.load("svhn", tmp_path).note == "not the published test_32x32.mat, by SHA-256"
+
+
+def test_a_file_that_changed_since_its_sum_was_written_is_damaged_and_not_used(tmp_path, small_cifar10):
+    folder, _ = small_cifar10
+    checksums.record(folder, ["data_batch_2.bin", "test_batch.bin"])
+    datasets.load("cifar10", tmp_path)
+    content = bytearray((folder / "data_batch_2.bin").read_bytes())
+    content[1234] ^= 1
+    (folder / "data_batch_2.bin").write_bytes(content)
+    with pytest.raises(
+        DataError, match=r"data_batch_2\.bin is damaged: its SHA-256 .* SHA256SUMS .*: run `maxgain data"
+    ):
+        datasets.load("cifar10", tmp_path)
+    assert len(datasets.check("cifar10", tmp_path)) == 1
+
+
+@pytest.mark.parametrize("content", [b"rubbish\n", b"\xff" * 100, b"0" * 63 + b"  test_batch.bin\n"])
+def test_sums_that_cannot_be_read_are_one_sentence(tmp_path, small_cifar10, content):
+    (small_cifar10[0] / "SHA256SUMS").write_bytes(content)
+    with pytest.raises(DataError, match="SHA256SUMS, line 1 is not a SHA-256 and the name of a file"):
+        datasets.load("cifar10", tmp_path)
 
 
 # ---- SINS-10 ----
@@ -643,7 +696,7 @@ def test_a_folder_that_is_not_there_is_one_sentence(tmp_path):
 
 @pytest.mark.parametrize("size", [0, -3])
 def test_a_size_that_is_none_is_refused(tmp_path, size):
-    with pytest.raises(DataError, match="choose a size of 1 or more"):
+    with pytest.raises(DataError, match="choose a size from 1 to 4096"):
         datasets.load("folder", tmp_path, size=size)
 
 

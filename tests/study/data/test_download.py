@@ -4,15 +4,17 @@ import hashlib
 import io
 import tarfile
 import threading
+import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
 
 from maxgain.errors import DataError
-from maxgain.study.data import download
+from maxgain.study.data import checksums, download
 from maxgain.study.data import table as datasets
 from maxgain.study.data.download import Download
 
@@ -81,7 +83,9 @@ def cifar(server, monkeypatch):
 
 
 def files_in(folder):
-    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != checksums.NAME
+    }
 
 
 def test_an_archive_is_fetched_unpacked_and_loaded(tmp_path, server, cifar):
@@ -231,3 +235,68 @@ def test_every_published_file_has_a_sha256_and_brings_files_that_are_read():
         if downloads:
             brought = {file for each in downloads for file in each.files}
             assert brought == {*source.required, *source.optional_files}
+
+
+class Dripping(BaseHTTPRequestHandler):
+    """Announces a large file and sends a byte now and then, for as long as somebody listens."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "1000000")
+        self.end_headers()
+        with suppress(OSError):
+            while True:
+                self.wfile.write(b"x")
+                self.wfile.flush()
+                time.sleep(0.01)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def dripping(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Dripping)
+    http.daemon_threads = True
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{http.server_port}"
+    http.shutdown()
+    http.server_close()
+    thread.join()
+
+
+def test_a_server_that_drips_is_given_up(tmp_path, dripping, monkeypatch):
+    monkeypatch.setattr(download, "WINDOW", 0.2)
+    wanted = Download(f"{dripping}/file.mat", "0" * 64, ("file.mat",))
+    with pytest.raises(DataError, match=r"file\.mat .*: the server sent \d+ bytes a second where 1,024 are the least"):
+        download.fetch(wanted, tmp_path, progress=False)
+    assert files_in(tmp_path) == {}
+
+
+def test_a_server_that_never_stops_is_given_up(tmp_path, dripping, monkeypatch):
+    monkeypatch.setattr(download, "LARGEST", 5)
+    wanted = Download(f"{dripping}/file.mat", "0" * 64, ("file.mat",))
+    with pytest.raises(DataError, match="the server sends more than the 5 bytes"):
+        download.fetch(wanted, tmp_path, progress=False)
+
+
+def test_a_server_that_falls_silent_is_given_up(tmp_path, dripping, monkeypatch):
+    monkeypatch.setattr(download, "SILENCE", 0.001)
+    wanted = Download(f"{dripping}/file.mat", "0" * 64, ("file.mat",))
+    with pytest.raises(DataError, match="the server did not answer in time"):
+        download.fetch(wanted, tmp_path, progress=False)
+
+
+def test_what_interrupted_fetches_left_is_swept_and_sums_are_kept(tmp_path, server):
+    (tmp_path / "set/.downloads").mkdir(parents=True)
+    (tmp_path / "set/.downloads/tmpab12cd").write_bytes(b"half")
+    (server.folder / "a.mat").write_bytes(b"a")
+    (server.folder / "b.mat").write_bytes(b"b")
+    for name in ("a.mat", "b.mat"):
+        download.fetch(publish(server, name, (name,)), tmp_path / "set", progress=False)
+    assert sorted(path.name for path in (tmp_path / "set").iterdir()) == ["SHA256SUMS", "a.mat", "b.mat"]
+    assert checksums.known(tmp_path / "set") == {
+        name: hashlib.sha256(name[:1].encode()).hexdigest() for name in ("a.mat", "b.mat")
+    }

@@ -1,19 +1,39 @@
-"""Image files of any size, read as square arrays of one size."""
+"""Image files of any size, read as square arrays of one size.
+
+A file may come from anywhere: only the decoders of the named formats ever see it, and how large its picture is, and how
+large it would become, is judged by the header, before anything is decoded.
+"""
 
 import os
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from maxgain.errors import DataError
+from maxgain.errors import DataError, FileError
+
+from .. import reading
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+# Without this list a file is given to whichever decoder takes it, whatever it is called: EPS starts Ghostscript.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+
+LARGEST_FILE = 512 * reading.MEBIBYTE
+LARGEST_PICTURE = 64_000_000
+"""Pixels of a picture as it lies on disk, and of the picture that it is resized to."""
+LARGEST_SIDE = 4096
+"""Of the squares that pictures are made to."""
 
 # How many pictures are decoded ahead of whoever consumes them: enough to keep every core busy, and few in memory.
 AHEAD = 256
+MOST_THREADS = 16
+
+T = TypeVar("T")
 
 
 def find(folder: Path) -> list[Path]:
@@ -30,13 +50,16 @@ def read(path: Path, side: int) -> NDArray[np.uint8]:
     from PIL import Image
 
     try:
-        with Image.open(path) as file:
+        with reading.opened(path, LARGEST_FILE) as content, Image.open(content, formats=FORMATS) as file:
+            width, height = _resized(path, file.size, side)
             image = file.convert("RGB")
     except MemoryError:
         raise
+    except (DataError, FileError) as error:
+        raise DataError(str(error)) from error
     except Exception as error:  # the decoders raise many kinds, SyntaxError among them
-        raise DataError(f"{path} cannot be read as an image ({error}); repair or remove it.") from error
-    width, height = (max(side, round(length * side / min(image.size))) for length in image.size)
+        reason = _reason(error)
+        raise DataError(f"{path} cannot be read as an image ({reason}); repair or remove it.") from error
     left, top = (width - side) // 2, (height - side) // 2
     square = image.resize((width, height), Image.Resampling.LANCZOS).crop((left, top, left + side, top + side))
     return np.asarray(square).transpose(2, 0, 1)
@@ -44,6 +67,62 @@ def read(path: Path, side: int) -> NDArray[np.uint8]:
 
 def read_all(paths: Sequence[Path], side: int) -> Iterator[NDArray[np.uint8]]:
     """Every picture in turn, decoded on all cores and never more than a few hundred ahead of the consumer."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    return _on_all_cores(lambda path: read(path, side), paths)
+
+
+def problems(paths: Sequence[Path], side: int) -> Iterator[str]:
+    """What is wrong with each picture that cannot be read and made to that size."""
+
+    def problem(path: Path) -> str | None:
+        try:
+            read(path, side)
+        except DataError as error:
+            return str(error)
+        return None
+
+    return filter(None, _on_all_cores(problem, paths))
+
+
+def expect_possible(count: int, side: int) -> None:
+    """Refuse squares of which a few, or so many as there are, can never be held in memory."""
+    if not 1 <= side <= LARGEST_SIDE:
+        raise DataError(f"images cannot be {side} pixels wide: choose a size from 1 to {LARGEST_SIDE}.")
+    needed, there = count * 3 * side**2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise DataError(
+            f"{count:,} images of {side}×{side} pixels take {needed / 1e9:,.1f} GB of memory, and this machine has "
+            f"{there / 1e9:,.1f} GB: choose a smaller --image-size."
+        )
+
+
+def _resized(path: Path, size: tuple[int, int], side: int) -> tuple[int, int]:
+    """What a picture of this size becomes when its smaller side is made `side`."""
+    if min(size) < 1:
+        raise DataError(f"{path} has no pixels; repair or remove it.")
+    width, height = (max(side, round(length * side / min(size))) for length in size)
+    for (across, down), becomes in ((size, ""), ((width, height), "would become ")):
+        if across * down > LARGEST_PICTURE:
+            raise DataError(
+                f"{path} {becomes or 'is '}{across:,}×{down:,} pixels large, and {LARGEST_PICTURE // 10**6} million "
+                "pixels are the most that are decoded; make it smaller or remove it."
+            )
+    return width, height
+
+
+def _on_all_cores(function: Callable[[Path], T], paths: Sequence[Path]) -> Iterator[T]:
+    with _silent_decoders(), ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as pool:
         for start in range(0, len(paths), AHEAD):
-            yield from pool.map(lambda path: read(path, side), paths[start : start + AHEAD])
+            yield from pool.map(function, paths[start : start + AHEAD])
+
+
+@contextmanager
+def _silent_decoders() -> Iterator[None]:
+    """What Pillow warns about is judged here by stricter limits, or is no matter of the user's."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="PIL")
+        yield
+
+
+def _reason(error: Any) -> str:
+    """Pillow names the open file by its address, which says nothing to anybody."""
+    return "it is none of " + ", ".join(FORMATS) if "cannot identify" in str(error) else str(error) or "damaged"

@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from maxgain.errors import DataError
+from maxgain.errors import DataError, FileError
 
-from ..wording import clause
-from . import download
+from .. import reading
+from ..wording import clause, is_text
+from . import checksums, download
 from . import formats as readers
 from . import images as pictures
 from .download import Download
@@ -146,10 +147,11 @@ class Released(Source):
         whole = Split.of(self._read(where / file) for file in (*self.train_files, *optional))
         test = Split.of(self._read(where / file) for file in self.test_files)
         train, validation = whole[self.train], whole[self.validation]
-        return Dataset(self.name, train, validation, test, self.classes, fold, note=self._note(optional, len(train)))
+        notes = (self._absence(optional, len(train)), self._strangers(where, (*self.required, *optional)))
+        return Dataset(self.name, train, validation, test, self.classes, fold, note="; ".join(filter(None, notes)))
 
     def problems(self, where: Path) -> list[str]:
-        """What is wrong with each file that is required or there."""
+        """What is wrong with each file that is required or there, its being another than the published one included."""
         optional = [file for file in self.optional_files if (where / file).exists()]
         return self._problems(where, (*self.required, *optional))
 
@@ -163,7 +165,17 @@ class Released(Source):
                     raise DataError(f"{wanted.url} was fetched but is not what it should be: {problems[0]}")
         return where
 
-    def _note(self, optional: list[str], images: int) -> str:
+    def _strangers(self, where: Path, files: Iterable[str]) -> str:
+        """Which files are whole but not the published ones: made anew from another release, or damaged."""
+        strange = [file for file in files if not self._is_published(where / file)]
+        return f"not the published {', '.join(strange)}, by SHA-256" if strange else ""
+
+    def _is_published(self, path: Path) -> bool:
+        """Whether the file has the published sum, where there is one: an archive's says nothing of a single file."""
+        sums = {download.name: download.sha256 for download in self.downloads if not download.is_archive}
+        return path.name not in sums or checksums.sha256(path) == sums[path.name]
+
+    def _absence(self, optional: list[str], images: int) -> str:
         absent = {file: count for file, count in self.optional_files.items() if file not in optional}
         if not absent:
             return ""
@@ -171,12 +183,19 @@ class Released(Source):
         return f"{self.name} without {', '.join(absent)}: {images:,} training images instead of {complete:,}"
 
     def _problems(self, where: Path, files: Iterable[str]) -> list[str]:
-        return [problem for file in files for problem in _problems(self._read, where / file)]
+        return [problem for file in files for problem in _problems(self._check, where / file)]
+
+    def _check(self, path: Path) -> None:
+        self._read(path)
+        if not self._is_published(path):
+            raise DataError(f"{path} is not the published file, whose SHA-256 is another: {self.remedy}.")
 
     def _read(self, path: Path) -> tuple[Bytes, Bytes]:
         images = (self.train_files | self.test_files | self.optional_files)[path.name]
         try:
-            return self.read(path, images, len(self.classes))
+            content = self.read(path, images, len(self.classes))
+            checksums.expect_unchanged(path)
+            return content
         except DataError as error:
             raise DataError(f"{clause(error)}: {self.remedy}.") from error
 
@@ -224,14 +243,17 @@ class Folds(Source):
     def _open(self, where: Path) -> tuple[Bytes, Bytes]:
         """All images, mapped and not read, and all labels."""
         path, pixels = where / "X.bin", int(np.prod(self.shape))
-        size, labels = readers.size(path), readers.raw(where / "y.bin")
+        size, count = readers.size(path), readers.size(where / "y.bin")
         images, rest = divmod(size, pixels)
         if rest:
             raise DataError(f"{path} has {size:,} bytes, which is no whole number of images of {pixels:,} bytes.")
-        if images != len(labels):
-            raise DataError(f"{path} has {images:,} images where y.bin beside it has {len(labels):,} labels.")
+        if images != count:
+            raise DataError(f"{path} has {images:,} images where y.bin beside it has {count:,} labels.")
         if images % self.folds or images < 10 * self.folds:
             raise DataError(f"{path} has {images:,} images, not {self.folds} equal folds of 10 images or more.")
+        for file in self.required:
+            checksums.expect_unchanged(where / file)
+        labels = readers.raw(where / "y.bin")
         readers.expect_labels(where / "y.bin", labels, range(self.labels))
         return np.memmap(path, np.uint8, "r", shape=(images, *self.shape)), labels
 
@@ -240,7 +262,11 @@ class Folds(Source):
         path = where / "classes.txt"
         if not path.exists():
             return tuple(map(str, range(self.labels)))
-        names = tuple(readers.raw(path).tobytes().decode(errors="replace").splitlines())
+        checksums.expect_unchanged(path)
+        try:
+            names = tuple(reading.read_bytes(path, reading.MEBIBYTE).decode(errors="replace").splitlines())
+        except FileError as error:
+            raise DataError(str(error)) from error
         if len(names) != self.labels:
             raise DataError(f"{path} has {len(names)} lines where {self.labels} names of classes are expected.")
         return names
@@ -262,9 +288,9 @@ class Folder(Source):
     def load(self, where: Path, fold: int | None, side: int | None) -> Dataset:
         """Read every image, its smaller side resized to `side` and its central square cut out."""
         side = self.default_side if side is None else side
-        if side < 1:
-            raise DataError(f"images cannot be {side} pixels wide: choose a size of 1 or more.")
+        pictures.expect_possible(0, side)
         classes, parts = self._list(where)
+        pictures.expect_possible(sum(map(len, parts)), side)
         train, validation, test = (self._read(part, side) for part in parts)
         return Dataset(self.name, train, validation, test, classes, fold)
 
@@ -272,8 +298,8 @@ class Folder(Source):
         """What is wrong with the folder, or else every image that cannot be read."""
         if problems := _problems(self._list, where):
             return problems
-        paths = (path for part in self._list(where)[1] for path, _ in part)
-        return [problem for path in paths for problem in _problems(pictures.read, path, 1)]
+        paths = [path for part in self._list(where)[1] for path, _ in part]
+        return list(pictures.problems(paths, self.default_side))
 
     def locate(self, root: Path) -> Path:
         """The root itself."""
@@ -309,6 +335,8 @@ class Folder(Source):
         names = tuple(folder.name for folder in _folders(where))
         if len(names) < 2:
             raise DataError(f"{where} has {len(names)} folders where one for each class is expected: {self.remedy}.")
+        if strange := [name for name in names if not is_text(name)]:
+            raise DataError(f"{where} has a folder {strange[0]!a}, which cannot be the name of a class: rename it.")
         return names
 
     def _files(self, where: Path, classes: tuple[str, ...]) -> Listing:
@@ -339,9 +367,12 @@ def _problems(function: Callable[..., Any], *arguments: Any) -> list[str]:
 
 def _folders(where: Path) -> list[Path]:
     """The folders in `where`, hidden ones apart, in order of name; none where there is no such folder."""
-    if not where.is_dir():
-        return []
-    return sorted(path for path in where.iterdir() if path.is_dir() and not path.name.startswith("."))
+    try:
+        if not where.is_dir():
+            return []
+        return sorted(path for path in where.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError as error:
+        raise DataError(f"cannot list {where}: {error.strerror or error}.") from error
 
 
 def _stratified(files: Listing, *fractions: float) -> list[Listing]:

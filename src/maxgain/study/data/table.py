@@ -10,7 +10,7 @@ from pathlib import Path
 
 from maxgain.errors import DataError
 
-from ..wording import unknown
+from ..wording import clause, unknown
 from . import formats as readers
 from .download import Download
 from .layouts import Description, Digits, Folder, Folds, Released, Source
@@ -71,7 +71,11 @@ def fetch(name: str, root: Path | None = None, progress: bool = True) -> Path:
 def data_root(root: Path | None = None) -> Path:
     """Where data sets lie: `root`, else $MAXGAIN_DATA, else the user's cache folder."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "maxgain"
-    return Path(root or os.environ.get("MAXGAIN_DATA") or cache).expanduser()
+    chosen = Path(root or os.environ.get("MAXGAIN_DATA") or cache)
+    try:
+        return chosen.expanduser()
+    except RuntimeError as error:  # a user who does not exist, or has no home
+        raise DataError(f"{chosen} names no folder: {clause(error)}.") from error
 
 
 def _source(name: str) -> Source:
