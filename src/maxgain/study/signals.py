@@ -1,0 +1,142 @@
+"""Being asked to stop, by Ctrl-C, SIGTERM or SIGHUP, all alike: the first signal asks, and the second insists.
+
+A command says at once that it is stopping, even while the main thread is inside a long operation, where Python runs no
+handler. A training asks between two steps whether it is to stop, and saves itself first.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import FrameType
+
+ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPPING = "maxgain: stopping … (once more stops at once)\n"
+
+
+@dataclass
+class _State:
+    """What has been asked of this process."""
+
+    asked: int | None = None
+    """The number of the first signal that asked it to stop."""
+    patient: int = 0
+    """How many blocks want to be asked instead of interrupted."""
+    announced: bool = False
+    """Whether a thread looks after the second signal."""
+
+
+_state = _State()
+
+
+@contextmanager
+def deferred() -> Iterator[Callable[[], bool]]:
+    """Turns being asked to stop into a question that can be asked between two steps.
+
+    Where no command listens to signals, a second one raises `KeyboardInterrupt`, and the block leaves no trace.
+    """
+    with _handled():
+        _state.patient += 1
+        try:
+            yield lambda: _state.asked is not None
+        finally:
+            _state.patient -= 1
+
+
+def defer_for_good() -> None:
+    """Makes this process one that is only ever asked: a worker, which ends when its run has saved itself."""
+    _state.patient += 1
+    for number in ASKING:
+        signal.signal(number, _handle)
+
+
+@contextmanager
+def listening(last_words: str) -> Iterator[None]:
+    """For as long as a command runs: the first signal is answered at once, the second ends the process.
+
+    Outside of `deferred` the first signal also raises `KeyboardInterrupt`. `last_words` are a sentence for the second:
+    what is kept, and how to go on.
+    """
+    if threading.current_thread() is not threading.main_thread():  # where no signal arrives
+        yield
+        return
+    with _handled(), _announced(last_words):
+        yield
+
+
+def exit_code() -> int:
+    """What a process that was asked to stop exits with, as shells have it: 130 after Ctrl-C, 143 after SIGTERM."""
+    return 128 + (_state.asked or signal.SIGINT)
+
+
+@contextmanager
+def _handled() -> Iterator[None]:
+    """Our handler for all signals that ask, unless it is in place already."""
+    if threading.current_thread() is not threading.main_thread() or _in_place():
+        yield
+        return
+    # What is ignored stays ignored: a process that was started by nohup is to outlive its terminal.
+    known = {number: signal.getsignal(number) for number in ASKING}
+    before = {number: handler for number, handler in known.items() if handler not in (signal.SIG_IGN, None)}
+    _state.asked = None
+    for number in before:
+        signal.signal(number, _handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _in_place() -> bool:
+    return any(signal.getsignal(number) is _handle for number in ASKING)
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    first = _state.asked is None
+    if first:
+        _state.asked = number
+    if not (_state.patient if first else _state.announced):
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _announced(last_words: str) -> Iterator[None]:
+    """A thread that hears of signals from the operating system's own handler, whatever the main thread does."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    thread = threading.Thread(target=_announce, args=(reading, last_words), daemon=True)
+    _state.announced = True
+    thread.start()
+    try:
+        yield
+    finally:
+        _state.announced = False
+        signal.set_wakeup_fd(before)
+        os.close(writing)  # which ends the thread
+        thread.join()
+        os.close(reading)
+
+
+def _announce(reading: int, last_words: str) -> None:
+    heard = False
+    while number := os.read(reading, 1):
+        if number[0] not in ASKING:
+            continue
+        if heard:
+            _say(f"maxgain: {last_words}\n", reset=True)
+            os._exit(128 + number[0])
+        heard = True
+        _say(STOPPING)
+
+
+def _say(text: str, *, reset: bool = False) -> None:
+    """Writes past all buffers and locks, which the main thread may hold."""
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    codes = "\x1b[?25h\n" if reset else "\n"  # a progress bar hides the cursor and ends in no line end
+    with suppress(OSError):
+        os.write(2, ((codes if terminal else "") + text).encode())
