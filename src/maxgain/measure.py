@@ -159,7 +159,8 @@ def draw_boxes(
             ax.plot(
                 [position - 0.45, position + 0.45], [bounds[name]] * 2, color="#444444", linestyle="--", linewidth=1
             )
-    ax.set_xticks(range(1, len(boxes) + 1), list(quantiles), rotation=60, ha="right", fontsize="small")
+    names = [name.replace("$", r"\$") for name in quantiles]  # or matplotlib reads it as a formula
+    ax.set_xticks(range(1, len(boxes) + 1), names, rotation=60, ha="right", fontsize="small")
     ax.set_ylabel("gain")
     ax.set_ylim(bottom=0)
     figure = ax.get_figure(root=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentForma
 from maxgain.measure import Quantiles, draw_boxes
 
 from ..files import write_bytes
+from ..wording import is_text
 
 # Text stays text in SVG, so that a figure can be searched and read aloud, and the same numbers give the same bytes.
 SVG = {"svg.fonttype": "none", "svg.hashsalt": "maxgain"}
@@ -23,6 +25,10 @@ SVG = {"svg.fonttype": "none", "svg.hashsalt": "maxgain"}
 # Told apart by colour-blind eyes and, with the dashes, on grey paper too.
 COLOURS = ("#0072b2", "#c2570c", "#00805e", "#a8488a", "#8a6a12", "#3a8fc0", "#6a6a6a", "#a3283a")
 DASHES = ("-", "--", ":", "-.")
+LONGEST = 400
+"""Inches: no side of a picture can have more than 65,535 pixels, however many layers a network has."""
+LONGEST_NAME = 60
+"""How many letters of a name a figure shows."""
 PANEL = (4.4, 2.75)
 """Inches: a panel that two fit beside each other on paper, and one on a telephone with its text still readable."""
 
@@ -30,12 +36,14 @@ PANEL = (4.4, 2.75)
 def gain_boxes(parts: Mapping[str, Mapping[str, Quantiles]], bound: float | None, title: str) -> Figure:
     """The paper's Figures 1 and 2: the distribution of gains in each layer, one panel a part of the data."""
     layers = max(len(quantiles) for quantiles in parts.values())
-    figure = Figure(figsize=(max(5.0, 1.5 + 0.45 * layers), 3.2 * len(parts)), layout="constrained")
-    figure.suptitle(title)
+    width = min(max(5.0, 1.5 + 0.45 * layers), LONGEST)
+    figure = Figure(figsize=(width, 3.2 * len(parts)), layout="constrained")
+    figure.suptitle(shown(title))
     panels = figure.subplots(len(parts), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for panel, (part, quantiles) in zip(panels, parts.items(), strict=True):
         draw_boxes(panel, quantiles, bound)
-        panel.set_title(f"{part} set", loc="left", fontsize="medium")
+        panel.set_xticks(panel.get_xticks(), list(map(shown, quantiles)), rotation=60, ha="right", fontsize="small")
+        panel.set_title(f"{shown(part)} set", loc="left", fontsize="medium")
         panel.grid(axis="y", alpha=0.3)
     return figure
 
@@ -77,14 +85,14 @@ def gains_beside_norms(
 
     `gains` is by part and layer. `largest` is where the axis ends, so that several of these can be compared by eye.
     """
-    figure, panel = _panel(PANEL[0], 1.1 + 0.2 * len(norms))
+    figure, panel = _panel(PANEL[0], min(1.1 + 0.2 * len(norms), LONGEST))
     places = range(len(norms))
     panel.barh(places, list(norms.values()), height=0.62, color=COLOURS[0], alpha=0.22, label="operator norm")
     for (part, values), marker, colour in zip(gains.items(), ("o", "^"), (COLOURS[0], COLOURS[1]), strict=False):
-        shown = [values.get(layer, float("nan")) for layer in norms]
-        label = f"largest gain, {part} set"
-        panel.plot(shown, places, marker, color=colour, markersize=4, label=label, markerfacecolor="none")
-    panel.set_yticks(places, list(norms))
+        known = [values.get(layer, float("nan")) for layer in norms]
+        label = f"largest gain, {shown(part)} set"
+        panel.plot(known, places, marker, color=colour, markersize=4, label=label, markerfacecolor="none")
+    panel.set_yticks(places, list(map(shown, norms)))
     panel.invert_yaxis()  # the input at the top
     panel.set_xlim(0, 1.05 * (largest or max(norms.values(), default=1)))
     panel.grid(visible=False, axis="y")
@@ -114,7 +122,7 @@ def tuning_curve(
                 panel.axvline(chosen[name], color="#444444", linewidth=0.8, linestyle=":", label="chosen")
             panel.grid(alpha=0.25)
             panel.spines[["top", "right"]].set_visible(False)
-        panels[1, column].set_xlabel(label)
+        panels[1, column].set_xlabel(shown(label))
         if at and 0 < 20 * min(at) < max(at):
             panels[1, column].set_xscale("log")
     panels[0, 0].set_ylabel("accuracy")
@@ -124,10 +132,17 @@ def tuning_curve(
     return figure
 
 
+def shown(name: str) -> str:
+    """A name as matplotlib is to show it: a dollar sign begins no formula, and nothing breaks the SVG or the layout."""
+    text = "".join(letter if is_text(letter) else "\N{REPLACEMENT CHARACTER}" for letter in name)
+    return (text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…").replace("$", r"\$")
+
+
 def rendered(figure: Figure, kind: str) -> bytes:
     """The figure as the bytes of a PNG or SVG file."""
     buffer = io.BytesIO()
-    with rc_context(SVG):
+    with rc_context(SVG), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph|constrained_layout not applied")  # odd names, shown as well as can be
         figure.savefig(buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
     return buffer.getvalue()
 
