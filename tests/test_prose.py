@@ -33,7 +33,7 @@ def _nothing_is_left_behind(tmp_path, monkeypatch):
 def test_docstring_examples_do_what_they_say(name):
     try:
         module = importlib.import_module(name)
-    except MissingExtraError as error:
+    except (MissingExtraError, ModuleNotFoundError) as error:  # Triton comes with torch for GPUs only
         pytest.skip(str(error))
     assert doctest.testmod(module).failed == 0
 

@@ -1,37 +1,59 @@
 """The idea that all constraints share: estimate a layer's size, divide its weight by ``max(1, size / bound)``.
 
-What differs between constraints is the estimate. When it is taken, of which layers, what a skipped step means and
-how the state is kept are the same for all of them, and are here.
+What differs between constraints is the estimate. When it is taken, for which layers, what a skipped step means and how
+the state is kept are the same for all of them, and are here.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
+import glob
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from functools import reduce
-from typing import Any, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from . import torch_quirks as skipped
+from . import kernels, torch_quirks
 from .distributed import local
-from .errors import AttachError, BoundError, PatternError, StateError
-from .functional import check_bound, divisors, is_binding, shrink_all_
+from .errors import AttachError, BoundError, MeasurementWarning, NotMeasuredError, PatternError, StateError
+from .functional import check_bound, shrink_all_
 from .layers import FoundLayer, find_layers, matches
+from .observe import UNMEASURED, Watch, watch
 
 Bound = float | Mapping[str, float]
 
 
-class Constraint(ABC):
-    """Keeps the layers of a model within bounds, from one optimiser step to the next."""
+class Observer(Protocol):
+    """Looks at what goes through one layer."""
 
-    bound_name = "bound"
-    """What the user calls the bound, for messages."""
+    paused: bool
+    needs_forwards: bool
+    """Whether there is anything to look at; a dense layer's norm, say, needs its weight alone."""
+
+    def __call__(self, x: Tensor, output: Tensor) -> None:
+        """After each forward of the layer."""
+
+
+class Constraint(ABC):
+    """Keeps the layers of a model within bounds, from one optimiser step to the next.
+
+    A subclass says how large a layer is (``_estimate``) and, if that needs the layer's forwards, what to look at
+    (``_observer``).
+    """
+
+    bound_name: ClassVar[str] = "bound"
+    """What the user calls the bound."""
+    option_names: ClassVar[tuple[str, ...]] = ()
+    """The keyword arguments beside the bound and ``include`` that make this constraint again."""
+    why_unknown: ClassVar[str] = ""
+    """What to tell a user whose layers have no size yet in the first step."""
 
     def __init__(
         self,
@@ -43,28 +65,36 @@ class Constraint(ABC):
     ) -> None:
         self.model = model
         self._layers = find_layers(model, include, exclude)
-        self.bounds = resolve_bounds(bound, [layer.name for layer in self._layers], self.bound_name)
+        self._names = [layer.name for layer in self._layers]
+        self.bounds = resolve_bounds(bound, self._names, self.bound_name)
         """The bound of every constrained layer, by its dotted name."""
-        self._sizes = {layer.name: layer.scalar(math.nan) for layer in self._layers}
-        self._scales = {layer.name: layer.scalar(1.0) for layer in self._layers}
+        dtypes = (layer.weight.dtype for layer in self._layers)
+        self._dtype = reduce(torch.promote_types, dtypes, torch.float32)
+        self._sizes = torch.full((len(self._layers),), torch.nan, dtype=self._dtype, device=self._device)
+        self._scales = torch.ones_like(self._sizes)
         self._optimizers: dict[Optimizer, RemovableHandle] = {}
+        self._shares: dict[Any, Share] = {}
+        self._observers: dict[str, Observer] = {}
+        self._watches: list[Watch] = []
+        self._unproven: set[str] = set()
         self._is_paused = False
         self._watch()
 
     # What a constraint is made of.
 
     @abstractmethod
-    def _estimate(self, layers: list[FoundLayer]) -> list[Tensor]:
-        """The size of each layer: a finite tensor that broadcasts against its weight, negative if not known."""
+    def _estimate(self, share: Share) -> Tensor | list[Tensor]:
+        """The size of each of the share's layers, finite, and negative if it is not known.
 
-    def _watch(self) -> None:
-        """Begins to look at the model's forwards; a constraint on the weights alone needs none."""
+        One number per layer in a packed tensor, or a list of tensors that broadcast against the layers' weights.
+        """
 
-    def _unwatch(self) -> None:
-        """Ends what ``_watch`` began."""
+    def _observer(self, layer: FoundLayer) -> Observer | None:
+        """What looks at a layer's forwards; None if the weight alone says how large the layer is."""
+        return None
 
-    def _forget(self, layers: list[FoundLayer]) -> None:
-        """Throws away what was seen of these layers' forwards since the last step."""
+    def _forget(self, share: Share) -> None:
+        """Throw away what was seen of these layers' forwards since the last step."""
 
     # What users call.
 
@@ -80,24 +110,27 @@ class Constraint(ABC):
             )
         if optimizer in self._optimizers:
             raise AttachError(f"this {type(optimizer).__name__} is attached to this {type(self).__name__} already.")
-        self._held_by(optimizer)
+        self._expect_held_by(optimizer)
         if not self._optimizers:
             self._watch()
-        skipped.after_scaler_step(optimizer, self._drop)
+        torch_quirks.after_scaler_step(optimizer, self._drop)
         self._optimizers[optimizer] = optimizer.register_step_post_hook(self._after_step)
         return self
 
     def detach(self) -> None:
-        """Leaves the model and its optimisers as they were before; the weights stay as they are."""
+        """Leave the model and its optimisers as they were before; the weights stay as they are."""
         for optimizer, handle in self._optimizers.items():
             handle.remove()
-            skipped.forget(optimizer, self._drop)
+            torch_quirks.forget_scaler_step(optimizer, self._drop)
         self._optimizers.clear()
-        self._unwatch()
+        for one in self._watches:
+            one.remove()
+        self._watches.clear()
+        self._forget(self._share(None))
 
     def step(self) -> None:
-        """Projects every constrained layer now; for those who update weights without an attached optimiser."""
-        self._project(self._layers, {id(layer.weight) for layer in self._layers})
+        """Project every constrained layer now; for those who update weights without an attached optimiser."""
+        self._project(self._share(None), None)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -112,26 +145,27 @@ class Constraint(ABC):
     @property
     def gains(self) -> dict[str, float]:
         """The newest size of every layer, as it was before the projection; nan where there is none yet."""
-        return self._read(self._sizes)
+        return self._by_name(self._sizes)
 
     @property
     def scales(self) -> dict[str, float]:
         """What the last step multiplied every layer's weight by: 1 where the layer was within its bound."""
-        return self._read(self._scales)
+        return self._by_name(self._scales)
 
     def state_dict(self) -> dict[str, Tensor]:
         """What must be saved for a run to go on to the same bits: a flat dictionary of tensors."""
         return {name: tensor.detach().clone() for name, tensor in self._state().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes up a state of a constraint of the same kind on the same layers."""
+        """Take up a state of a constraint of the same kind on the same layers; all of it, or nothing."""
         own = self._state()
         strange, missing = sorted(set(state) - set(own)), sorted(set(own) - set(state))
         if strange or missing:
             said = f"it lacks {missing[0]!r}" if missing else f"it has {strange[0]!r}, which is not here"
             raise StateError(f"the state belongs to another {type(self).__name__}: {said}.")
         for name, tensor in own.items():
-            tensor.copy_(state[name])
+            _expect_alike(name, state[name], tensor)
+        self._load(state)
 
     @property
     def unconstrained(self) -> tuple[str, ...]:
@@ -147,125 +181,280 @@ class Constraint(ABC):
         # A copy watches the copied model and has the same state; it is attached to no optimiser.
         return _rebuild, (type(self), self.model, self._options(), self.state_dict())
 
-    @abstractmethod
     def _options(self) -> dict[str, Any]:
         """The keyword arguments that make this constraint again on a copy of the model."""
+        return {
+            self.bound_name: {glob.escape(name): bound for name, bound in self.bounds.items()},
+            "include": [glob.escape(name) for name in self._names],
+            **{name: getattr(self, name) for name in self.option_names},
+        }
+
+    # Watching.
+
+    def _watch(self) -> None:
+        if self._watches:
+            return
+        for layer in self._layers:
+            observer = self._observers.get(layer.name) or self._observer(layer)
+            if observer is not None:
+                self._observers[layer.name] = observer
+                if observer.needs_forwards:
+                    self._watches.append(watch(layer, observer))
+        self._unproven = set(self._names) if self.why_unknown else set()
+
+    def _pause(self, paused: bool) -> None:
+        self._is_paused = paused
+        for observer in self._observers.values():
+            observer.paused = paused
 
     # How a step goes.
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        held = self._held_by(optimizer)
-        self._project(self._covered_by(optimizer), held, skipped.found_inf(optimizer))
+        self._project(self._share(optimizer), torch_quirks.found_inf(optimizer))
 
     def _drop(self, optimizer: Optimizer) -> None:
         """After ``GradScaler.step``: whatever is still there belongs to a step that was skipped."""
         if not self._is_paused:
-            self._forget(self._covered_by(optimizer))
-
-    def _held_by(self, optimizer: Optimizer) -> set[int]:
-        """The identities of the constrained weights that an optimiser holds."""
-        theirs = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        held = theirs & {id(layer.weight) for layer in self._layers}
-        if not held:
-            raise AttachError(
-                f"this {type(optimizer).__name__} holds none of the {len(self._layers)} constrained weights "
-                f"({self._layers[0].name!r}, ...): make it from the parameters of the constrained model, "
-                "after load_state_dict(assign=True) if that is used."
-            )
-        return held
-
-    def _covered_by(self, optimizer: Optimizer) -> list[FoundLayer]:
-        """The layers that a step of this optimiser ends a window for: all but those that another one holds."""
-        others = {id(p) for o in self._optimizers if o is not optimizer for g in o.param_groups for p in g["params"]}
-        others -= {id(p) for g in optimizer.param_groups for p in g["params"]}
-        return [layer for layer in self._layers if id(layer.weight) not in others]
+            self._forget(self._share(optimizer))
 
     @torch.no_grad()
-    def _project(self, layers: list[FoundLayer], held: set[int], found_inf: Tensor | None = None) -> None:
+    def _project(self, share: Share, found_inf: Tensor | None) -> None:
         if self._is_paused:
             return
-        weights = [layer.weight for layer in layers]
-        self._follow(layers, weights)
-        sizes = self._estimate(layers)
-        factors = divisors(sizes, [self.bounds[layer.name] for layer in layers])
+        if self._sizes.device != self._device:  # the model was moved
+            self._sizes, self._scales = self._sizes.to(self._device), self._scales.to(self._device)
+        if found_inf is not None:
+            found_inf = found_inf.to(self._device)
+        sizes = self._estimate(share)
+        if isinstance(sizes, list):
+            self._divide_by_entry(share, sizes, found_inf)
+        else:
+            self._check_known(share.layers, sizes)
+            self._divide_by_layer(share, sizes, found_inf)
+        self._forget(share)
+
+    def _divide_by_layer(self, share: Share, sizes: Tensor, found_inf: Tensor | None) -> None:
+        """The usual case, one size per layer: everything but the division itself is done for all layers at once."""
+        if share.index is None and share.fused is not None:
+            share.fused(sizes, share.bounds, self._sizes, self._scales, found_inf)
+            return
+        factors = share.combined((sizes / share.bounds).clamp_min_(1.0))
+        if found_inf is not None:
+            factors = torch.where(found_inf > 0, torch.ones_like(factors), factors)
+        by = [factor.to(w.device) for factor, w in zip(factors[share.divided_by], share.divided, strict=True)]
+        shrink_all_([local(weight) for weight in share.divided], by)
+        self._publish(share.index, sizes, factors, found_inf)
+
+    def _divide_by_entry(self, share: Share, sizes: list[Tensor], found_inf: Tensor | None) -> None:
+        """Sizes of units or of single weights: each entry of a weight is divided by its own factor."""
+        bounds = [self.bounds[layer.name] for layer in share.layers]
+        factors = [(size / bound).clamp_min_(1.0) for size, bound in zip(sizes, bounds, strict=True)]
         if found_inf is not None:
             factors = [torch.where(found_inf.to(f.device) > 0, torch.ones_like(f), f) for f in factors]
-        self._divide(layers, weights, factors, held)
-        self._publish(layers, sizes, factors, found_inf)
-        self._forget(layers)
+        by = [reduce(torch.maximum, [factors[user] for user in users]) for users in share.users]
+        shrink_all_([local(weight) for weight in share.divided], by)
+        applied = {user: factor for users, factor in zip(share.users, by, strict=True) for user in users}
+        ones = torch.ones((), dtype=self._dtype, device=self._device)
+        largest = torch.stack([applied[i].amax().to(ones) if i in applied else ones for i in range(len(sizes))])
+        self._publish(share.index, torch.stack([size.amax().to(ones) for size in sizes]), largest, found_inf)
 
-    def _follow(self, layers: list[FoundLayer], weights: list[nn.Parameter]) -> None:
-        """Keeps what is kept beside the weights of a model that was moved to another device."""
-        for layer, weight in zip(layers, weights, strict=True):
-            if self._sizes[layer.name].device != weight.device:
-                for kept in (self._sizes, self._scales):
-                    kept[layer.name] = kept[layer.name].to(weight.device)
-
-    def _divide(
-        self, layers: list[FoundLayer], weights: list[nn.Parameter], factors: list[Tensor], held: set[int]
-    ) -> None:
-        """Divides each weight once, by the largest factor of the layers that use it; ``factors`` tells them all."""
-        users: dict[int, list[int]] = {}
-        for i, weight in enumerate(weights):
-            users.setdefault(id(weight), []).append(i)
-        divided: list[Tensor] = []
-        by: list[Tensor] = []
-        for identity, indices in users.items():
-            weight = weights[indices[0]]
-            if (
-                identity in held
-                and weight.requires_grad
-                and any(is_binding(self.bounds[layers[i].name]) for i in indices)
-            ):
-                factor = reduce(torch.maximum, on_device(weight.device, [factors[i] for i in indices]))
-                divided.append(local(weight))
-                by.append(factor)
-            else:
-                factor = torch.ones_like(factors[indices[0]])
-            for i in indices:
-                factors[i] = factor
-        shrink_all_(divided, by)
-
-    def _publish(
-        self, layers: list[FoundLayer], sizes: list[Tensor], factors: list[Tensor], found_inf: Tensor | None
-    ) -> None:
-        """Keeps sizes and scales for the user: in place, so that a captured step's replays are seen too."""
-        kept = [self._sizes[layer.name] for layer in layers]
-        newest = torch.stack(together(largest(size) for size in sizes))
-        known = newest >= 0
+    def _publish(self, index: Tensor | None, sizes: Tensor, factors: Tensor, found_inf: Tensor | None) -> None:
+        """Keep sizes and scales for the user: in place, so that a captured step's replays are seen too."""
+        known = sizes >= 0
         if found_inf is not None:
-            known &= found_inf.to(newest.device) == 0
-        torch._foreach_copy_(kept, list(torch.where(known, newest, torch.stack(together(kept))).unbind()))
-        scales = torch._foreach_reciprocal([largest(factor) for factor in factors])
-        torch._foreach_copy_([self._scales[layer.name] for layer in layers], list(scales))
+            known &= found_inf == 0
+        if index is None:
+            self._sizes.copy_(torch.where(known, sizes, self._sizes))
+            self._scales.copy_(factors.reciprocal())
+        else:
+            self._sizes.index_copy_(0, index, torch.where(known, sizes, self._sizes[index]))
+            self._scales.index_copy_(0, index, factors.reciprocal())
 
-    def _pause(self, paused: bool) -> None:
-        self._is_paused = paused
+    def _check_known(self, layers: Sequence[FoundLayer], sizes: Tensor) -> None:
+        """In a layer's first step, look whether there is a size at all; later, no accelerator is waited for."""
+        if not self._unproven or torch_quirks.is_capturing(sizes.device):
+            return
+        known = dict(zip((layer.name for layer in layers), sizes.tolist(), strict=True))
+        trained = [layer.name for layer in layers if layer.weight.requires_grad]
+        silent = [name for name in trained if known[name] == UNMEASURED and name in self._unproven]
+        if silent and silent == trained:
+            raise NotMeasuredError(
+                f"a step was taken, but none of the {len(silent)} layers was measured. {self.why_unknown}"
+            )
+        self._unproven -= known.keys()
+        if silent:
+            warnings.warn(
+                f"not measured by the first step, so not constrained in it: {', '.join(map(repr, silent))}. "
+                f"{self.why_unknown}",
+                MeasurementWarning,
+                stacklevel=2,
+            )
+
+    # What a step works on.
+
+    @property
+    def _device(self) -> torch.device:
+        """Where sizes are kept: beside the first weight, or on the host while that is not anywhere yet."""
+        weight = self._layers[0].weight
+        return torch.device("cpu") if weight.is_meta else weight.device
+
+    def _expect_held_by(self, optimizer: Optimizer) -> None:
+        if not _parameters_of(optimizer) & {id(layer.weight) for layer in self._layers}:
+            raise AttachError(
+                f"this {type(optimizer).__name__} holds none of the {len(self._layers)} constrained weights "
+                f"({self._names[0]!r}, ...): make it from the parameters of the constrained model, "
+                "after load_state_dict(assign=True) if that is used."
+            )
+
+    def _share(self, optimizer: Optimizer | None) -> Share:
+        """What a step of this optimiser works on; of a step without one, everything.
+
+        Made once, and again when a weight was replaced, moved or frozen, or an optimiser got other parameters.
+        """
+        weights = [layer.weight for layer in self._layers]
+        signature = (
+            [(id(weight), weight.requires_grad, weight.device) for weight in weights],
+            [[len(group["params"]) for group in one.param_groups] for one in self._optimizers],
+        )
+        share = self._shares.get(optimizer)
+        if share is None or share.signature != signature:
+            held, others = {id(weight) for weight in weights}, set[int]()
+            if optimizer is not None:
+                self._expect_held_by(optimizer)
+                held = _parameters_of(optimizer)
+                others = set[int]().union(*(_parameters_of(one) for one in self._optimizers if one is not optimizer))
+            share = Share(signature, self._layers, weights, self.bounds, held, others - held, self._dtype, self._device)
+            self._shares[optimizer] = share
+        return share
+
+    # The state.
 
     def _state(self) -> dict[str, Tensor]:
         """The tensors themselves, by the names they are saved under."""
-        state = {f"{name}.size": tensor for name, tensor in self._sizes.items()}
-        return state | {f"{name}.scale": tensor for name, tensor in self._scales.items()}
+        return self._packed(size=self._sizes, scale=self._scales)
 
-    @staticmethod
-    def _read(tensors: Mapping[str, Tensor]) -> dict[str, float]:
+    def _load(self, state: Mapping[str, Tensor]) -> None:
+        """Take up a state whose names, shapes and values have been checked."""
+        self._sizes.copy_(self._unpacked(state, "size"))
+        self._scales.copy_(self._unpacked(state, "scale"))
+
+    def _packed(self, **tensors: Tensor) -> dict[str, Tensor]:
+        """One name per layer for each of some packed tensors."""
+        return {f"{n}.{what}": tensor[i] for what, tensor in tensors.items() for i, n in enumerate(self._names)}
+
+    def _unpacked(self, state: Mapping[str, Tensor], what: str) -> Tensor:
+        return torch.stack([state[f"{name}.{what}"].to(self._device) for name in self._names])
+
+    def _by_name(self, packed: Tensor) -> dict[str, float]:
         """To the host, in one transfer."""
-        values = torch.stack([tensor.to(torch.float64) for tensor in together(tensors.values())]).tolist()
-        return dict(zip(tensors, values, strict=True))
+        return dict(zip(self._names, packed.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class Share:
+    """The layers whose measurements a step uses up, and the weights that it divides.
+
+    Those are all layers but those whose weights only other optimisers hold. Divided are the weights that the stepping
+    optimiser holds, unless they are frozen or no bound on them can ever bind.
+    """
+
+    signature: Any
+    all_layers: Sequence[FoundLayer]
+    weights: Sequence[nn.Parameter]
+    all_bounds: Mapping[str, float]
+    held: set[int]
+    left_to_others: set[int]
+    dtype: torch.dtype
+    device: torch.device
+
+    @cached_property
+    def _covered(self) -> list[int]:
+        return [i for i, weight in enumerate(self.weights) if id(weight) not in self.left_to_others]
+
+    @cached_property
+    def layers(self) -> list[FoundLayer]:
+        """The layers that the step is about."""
+        return [self.all_layers[i] for i in self._covered]
+
+    @cached_property
+    def index(self) -> Tensor | None:
+        """Which of all layers these are; None if all."""
+        if len(self._covered) == len(self.weights):
+            return None
+        return torch.tensor(self._covered, device=self.device)
+
+    @cached_property
+    def bounds(self) -> Tensor:
+        """The bounds of the layers, packed."""
+        bounds = [self.all_bounds[layer.name] for layer in self.layers]
+        return torch.tensor(bounds, dtype=self.dtype, device=self.device)
+
+    @cached_property
+    def users(self) -> list[list[int]]:
+        """For each divided weight, the positions of the layers that use it: most often one."""
+        by_weight: dict[int, list[int]] = {}
+        for position, i in enumerate(self._covered):
+            by_weight.setdefault(id(self.weights[i]), []).append(position)
+        binding = [self.all_bounds[layer.name] != float("inf") for layer in self.layers]
+        return [
+            users
+            for identity, users in by_weight.items()
+            if identity in self.held
+            and self.weights[self._covered[users[0]]].requires_grad
+            and any(binding[user] for user in users)
+        ]
+
+    @cached_property
+    def divided(self) -> list[nn.Parameter]:
+        """The weights to divide, each once."""
+        return [self.weights[self._covered[users[0]]] for users in self.users]
+
+    @cached_property
+    def divided_by(self) -> Tensor:
+        """For each divided weight, the position of its factor."""
+        return torch.tensor([users[0] for users in self.users], dtype=torch.int64, device=self.device)
+
+    @cached_property
+    def _owners(self) -> Tensor:
+        """For each layer, the first layer with the same weight; one past the last for a weight that is not divided."""
+        owners = [len(self.layers)] * len(self.layers)
+        for users in self.users:
+            for user in users:
+                owners[user] = users[0]
+        return torch.tensor(owners, dtype=torch.int64, device=self.device)
+
+    def combined(self, factors: Tensor) -> Tensor:
+        """The factors as they take effect: the largest for layers that share a weight, 1 for what is not divided."""
+        room = torch.ones(len(factors) + 1, dtype=factors.dtype, device=factors.device)
+        room.scatter_reduce_(0, self._owners, factors, "amax")
+        room[-1:] = 1.0
+        return room[self._owners]
+
+    @property
+    def fused(self) -> kernels.FusedProjection | None:
+        """The whole projection in two launches, where that can be done."""
+        made: kernels.FusedProjection | None = self.__dict__.get("_fused")
+        if made is not None and made.fits(self.divided):
+            return made
+        if all(len(users) == 1 for users in self.users) and kernels.can_fuse(self.divided, self.bounds):
+            made = kernels.FusedProjection(self.divided, [users[0] for users in self.users], len(self.layers))
+            self.__dict__["_fused"] = made
+            return made
+        return None
 
 
 def resolve_bounds(bound: Bound, names: list[str], what: str) -> dict[str, float]:
     """The bound of every layer: one number for all, or the first glob of a mapping that matches the layer's name."""
     if not isinstance(bound, Mapping):
         return dict.fromkeys(names, check_bound(bound, what))
-    for glob, value in bound.items():
-        check_bound(value, f"{what}[{glob!r}]")
-        if not any(matches(name, glob) for name in names):
+    for pattern, value in bound.items():
+        check_bound(value, f"{what}[{pattern!r}]")
+        if not any(matches(name, pattern) for name in names):
             known = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
-            raise PatternError(f"the pattern {glob!r} of {what} matches no layer; the layers are {known}.")
+            raise PatternError(f"the pattern {pattern!r} of {what} matches no layer; the layers are {known}.")
     bounds: dict[str, float] = {}
     for name in names:
-        matching = [float(value) for glob, value in bound.items() if matches(name, glob)]
+        matching = [float(value) for pattern, value in bound.items() if matches(name, pattern)]
         if not matching:
             raise BoundError(
                 f"{what} says nothing about layer {name!r}: add '*': float('inf') as the last pattern "
@@ -275,20 +464,21 @@ def resolve_bounds(bound: Bound, names: list[str], what: str) -> dict[str, float
     return bounds
 
 
-def largest(size: Tensor) -> Tensor:
-    """The largest entry; most sizes have one only, and need no launch for it."""
-    return size.amax() if size.dim() else size
+def _parameters_of(optimizer: Optimizer) -> set[int]:
+    """The identities of the parameters that an optimiser holds."""
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
-def together(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The tensors on one device; a model may lie on several."""
-    tensors = list(tensors)
-    return on_device(tensors[0].device, tensors)
-
-
-def on_device(device: torch.device, tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The tensors there, without a call for those that are there already."""
-    return [tensor if tensor.device == device else tensor.to(device) for tensor in tensors]
+def _expect_alike(name: str, found: Any, own: Tensor) -> None:
+    """Refuse an entry of a state that cannot take the place of our own; only a size may be nan: not known yet."""
+    if not isinstance(found, Tensor) or found.shape != own.shape:
+        shape = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise StateError(f"the state's {name!r} has {shape}, where shape {tuple(own.shape)} belongs.")
+    if found.is_floating_point() != own.is_floating_point() or found.is_complex():
+        raise StateError(f"the state's {name!r} is {found.dtype}, where {own.dtype} belongs.")
+    usable = torch.isfinite(found) | torch.isnan(found) if name.endswith(".size") else torch.isfinite(found)
+    if not bool(usable.all()):
+        raise StateError(f"the state's {name!r} is not finite: the file is damaged, or the run had diverged.")
 
 
 def _rebuild(cls: type[Constraint], model: nn.Module, options: dict[str, Any], state: dict[str, Tensor]) -> Constraint:

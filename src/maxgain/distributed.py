@@ -1,13 +1,21 @@
-"""What data-parallel training needs: one collective a step, and scaling of weights that lie in shards."""
+"""What data-parallel training needs: one collective per step, and scaling of weights that lie in shards."""
+
+from typing import Literal
 
 import torch.distributed as dist
 from torch import Tensor
 
+Group = dist.ProcessGroup | Literal[False] | None
+"""Whose ranks share their maxima: None is the default group, where there is one; False means: do not share."""
 
-def all_reduce_max_(packed: Tensor, group: dist.ProcessGroup | None) -> None:
-    """Every rank gets the largest of all ranks' values; a group of None is the default one where there is one."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1:
-        dist.all_reduce(packed, op=dist.ReduceOp.MAX, group=group)
+
+def largest_of_ranks(packed: Tensor, group: Group) -> Tensor:
+    """The largest of all ranks' values, on every rank; the tensor itself where nobody is there to share with."""
+    if group is False or not (dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1):
+        return packed
+    packed = packed.clone()
+    dist.all_reduce(packed, op=dist.ReduceOp.MAX, group=group)
+    return packed
 
 
 def local(weight: Tensor) -> Tensor:

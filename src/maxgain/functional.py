@@ -1,7 +1,7 @@
 """The mathematics of the method, pure: what a gain is, and what exceeding a bound does to a weight.
 
 The problem that training solves under MaxGain is ``min f(W_1, ..., W_l)`` subject to
-``max_x ‖W_i x‖_p / ‖x‖_p ≤ γ`` for every layer i, x running over the layer's inputs.
+``max_x ‖W_i x‖_p / ‖x‖_p ≤ γ`` for every layer i, where x runs over the layer's inputs.
 """
 
 import math
@@ -14,21 +14,25 @@ from torch import Tensor
 from .errors import BoundError, NormError
 
 LARGEST_POWER = 6
-"""Up to this power every float32 and every sum of 1e30 of them has room in float64, so that nothing need be scaled."""
+"""For p ≤ 6 the sum of 1e30 float32 powers fits in float64, so nothing has to be scaled."""
 
 
 def check_p(p: float) -> float:
-    """Returns p if it names a norm (1 ≤ p ≤ inf), and refuses it otherwise."""
+    """Return p if it names a norm (1 ≤ p ≤ inf), and refuse it otherwise."""
     if not (isinstance(p, Real) and p >= 1):
         raise NormError(f"p must be a number from 1 to inf, not {p!r}: below 1 it does not define a norm.")
     return float(p)
 
 
 def check_bound(bound: float, what: str = "gamma") -> float:
-    """Returns the bound if one can divide by it, and refuses it otherwise; ``inf`` measures without constraining."""
-    if not (isinstance(bound, Real) and bound > 0):
-        raise BoundError(f"{what} must be a positive number (inf measures without constraining), not {bound!r}.")
-    return float(bound)
+    """Return the bound as a float if it can be divided by; ``inf`` measures without constraining."""
+    try:
+        number = float(bound) if isinstance(bound, Real) else math.nan
+    except OverflowError:  # an integer that no float can hold
+        number = math.nan
+    if not number > 0:
+        raise BoundError(f"{what} must be a positive number (inf measures without constraining), not {bound!r:.40}.")
+    return number
 
 
 def gain(z: Tensor, x: Tensor, p: float = 2.0, *, instance_dims: int | None = None) -> Tensor:
@@ -44,29 +48,43 @@ def gain(z: Tensor, x: Tensor, p: float = 2.0, *, instance_dims: int | None = No
     check_p(p)
     if instance_dims is None:
         instance_dims = x.dim() - 1
-    return _gain(z.detach(), x.detach(), p, instance_dims)
-
-
-def _gain(z: Tensor, x: Tensor, p: float, instance_dims: int) -> Tensor:
-    """The ratio of two norms, none of whose powers may over- or underflow, in as few passes and launches as can be."""
+    z, x = z.detach(), x.detach()
     if instance_dims == 0:
         z, x, instance_dims = z.unsqueeze(-1), x.unsqueeze(-1), 1
     dims = tuple(range(-instance_dims, 0))
     wide = torch.promote_types(torch.promote_types(z.dtype, x.dtype), torch.float32)
     if x.device.type == "cpu" and not torch.compiler.is_compiling():
-        # Where looking at a result is free, plain norms are taken, and others only if these cannot be trusted.
-        z_norm, x_norm = (torch.linalg.vector_norm(v, ord=p, dim=dims, dtype=wide) for v in (z, x))
-        if _trustworthy(z_norm, p) and _trustworthy(x_norm, p):
-            fast: Tensor = z_norm / x_norm
-            return fast
+        # Looking at a result is free here: take plain norms, and others only where these cannot be trusted.
+        plain = _gain_of_plain_norms(z, x, p, dims, wide)
+        if plain is not None:
+            return plain
     if p == math.inf or (wide == torch.float32 and p <= LARGEST_POWER and x.device.type != "mps"):
-        room = wide if p == math.inf else torch.float64
-        z_norm, x_norm = (torch.linalg.vector_norm(v, ord=p, dim=dims, dtype=room) for v in (z, x))
-        ratio = torch.add(z_norm / x_norm, x_norm, alpha=0)  # not finite where x is not
-    else:
-        z_scale, z_norm = _scaled_norm(z, p, dims)
-        x_scale, x_norm = _scaled_norm(x, p, dims)
-        ratio = (z_scale / x_scale) * (z_norm / x_norm)
+        return _gain_with_room(z, x, p, dims, wide)
+    return _gain_of_scaled_norms(z, x, p, dims, wide)
+
+
+def _gain_of_plain_norms(z: Tensor, x: Tensor, p: float, dims: tuple[int, ...], wide: torch.dtype) -> Tensor | None:
+    """One pass over each tensor; None if a power may have over- or underflowed."""
+    z_norm, x_norm = (torch.linalg.vector_norm(v, ord=p, dim=dims, dtype=wide) for v in (z, x))
+    if not (_trustworthy(z_norm, p) and _trustworthy(x_norm, p)):
+        return None
+    ratio: Tensor = z_norm / x_norm
+    return ratio
+
+
+def _gain_with_room(z: Tensor, x: Tensor, p: float, dims: tuple[int, ...], wide: torch.dtype) -> Tensor:
+    """Powers of float32 in float64, which has room for them: few launches and no scaling."""
+    room = wide if p == math.inf else torch.float64
+    z_norm, x_norm = (torch.linalg.vector_norm(v, ord=p, dim=dims, dtype=room) for v in (z, x))
+    ratio = torch.add(z_norm / x_norm, x_norm, alpha=0)  # not finite where x is not
+    return ratio.masked_fill_(x_norm == 0, 0.0).to(wide)
+
+
+def _gain_of_scaled_norms(z: Tensor, x: Tensor, p: float, dims: tuple[int, ...], wide: torch.dtype) -> Tensor:
+    """Entries divided by the largest one first, so that no power over- or underflows whatever p and dtype are."""
+    z_scale, z_norm = _scaled_norm(z, p, dims)
+    x_scale, x_norm = _scaled_norm(x, p, dims)
+    ratio = (z_scale / x_scale) * (z_norm / x_norm)
     return ratio.masked_fill_(x_norm == 0, 0.0).to(wide)
 
 
@@ -93,6 +111,20 @@ def widened(v: Tensor) -> Tensor:
     return v.to(torch.promote_types(v.dtype, torch.float32))
 
 
+def without_bias(output: Tensor, bias: Tensor | None, channel_dims: int) -> Tensor:
+    """``Wx`` of a layer that computes ``Wx + b``; channels are the dimension ``channel_dims`` from the end."""
+    if bias is None:
+        return output
+    # As it was added: autocast rounds the bias, and what it rounds off would be a gain for inputs near zero.
+    return output - widened(bias.to(output.dtype)).view(-1, *[1] * (channel_dims - 1))
+
+
+def normalised(x: Tensor, scale: Tensor, variance: Tensor, eps: float) -> Tensor:
+    """``Wx`` of batch norm: ``W = diag(α / sqrt(variance + ε))`` on the raw activations."""
+    diagonal = widened(scale) * torch.rsqrt(widened(variance) + eps)
+    return x * diagonal.view(-1, *[1] * (x.dim() - 2))
+
+
 def project_(weight: Tensor, gain: Tensor | float, gamma: float) -> Tensor:
     """``W ← W / max(1, gain / γ)``, in place: the nearest multiple of W whose gain is at most γ.
 
@@ -103,8 +135,9 @@ def project_(weight: Tensor, gain: Tensor | float, gamma: float) -> Tensor:
     """
     check_bound(gamma)
     wide = torch.promote_types(gain.dtype if isinstance(gain, Tensor) else weight.dtype, torch.float32)
-    size = torch.as_tensor(gain, dtype=wide, device=weight.device)
-    return shrink_(weight, divisors([finite(size)], [gamma])[0])
+    size = finite(torch.as_tensor(gain, dtype=wide, device=weight.device))
+    shrink_all_([weight], [(size / gamma).clamp_min_(1.0)])
+    return weight
 
 
 def finite(size: Tensor) -> Tensor:
@@ -112,32 +145,14 @@ def finite(size: Tensor) -> Tensor:
     return torch.nan_to_num(size, nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def divisors(sizes: Sequence[Tensor], bounds: Sequence[float]) -> list[Tensor]:
-    """``max(1, size / bound)`` for each pair, in two launches however many layers there are."""
-    ratios = torch._foreach_div(list(sizes), list(bounds))
-    torch._foreach_clamp_min_(ratios, 1.0)
-    return list(ratios)
-
-
-def shrink_(weight: Tensor, divisor: Tensor) -> Tensor:
-    """Divides the weight in place; dividing by exactly 1 changes no bit."""
-    shrink_all_([weight], [divisor])
-    return weight
-
-
 @torch.no_grad()
 def shrink_all_(weights: Sequence[Tensor], divisors: Sequence[Tensor]) -> None:
-    """Divides each weight by its divisor, in place."""
+    """Divide each weight by its divisor, in place; dividing by exactly 1 changes no bit."""
     pairs = list(zip(weights, divisors, strict=True))
     same = [pair for pair in pairs if pair[0].dtype == pair[1].dtype]
     if same:
         torch._foreach_div_([weight for weight, _ in same], [divisor for _, divisor in same])
     for weight, divisor in pairs:
         if weight.dtype != divisor.dtype:
-            # A divisor rounded to bfloat16 would miss the bound by up to 0.4 %, so the quotient is what is rounded.
+            # A divisor rounded to bfloat16 would miss the bound by up to 0.4 %, so round the quotient instead.
             weight.copy_(weight.to(torch.promote_types(weight.dtype, divisor.dtype)).div_(divisor))
-
-
-def is_binding(bound: float) -> bool:
-    """Whether a bound can ever change a weight."""
-    return not math.isinf(bound)

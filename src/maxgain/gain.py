@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import glob
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from .constraint import Bound, Constraint, together
-from .distributed import all_reduce_max_
-from .errors import MaxGainError, MeasurementWarning, NotMeasuredError
+from . import torch_quirks
+from .constraint import Bound, Constraint, Share
+from .distributed import Group, largest_of_ranks
+from .errors import MaxGainError, MeasurementWarning
 from .functional import check_p
 from .layers import FoundLayer, Instance
-from .observe import UNMEASURED, RunningMaximum, Watch, forget, watch
+from .observe import UNMEASURED, RunningMaximum, Tally
 
 Measure = Literal["stale", "fresh"]
 STEPS_BETWEEN_LOOKS = 100
@@ -39,8 +38,10 @@ class MaxGain(Constraint):
     input and output once more. ``'fresh'`` keeps the inputs and applies the updated weight to them, so that after the
     step the bound holds exactly on the batch; it costs a second forward through every layer and the memory of its
     inputs.
+    ``every``: measure and project in every k-th step only, which is cheaper; between them gains may exceed γ.
     ``include``, ``exclude``: globs over dotted names.
-    ``process_group``: whose ranks share their maxima; None is the default group, where one is initialised.
+    ``process_group``: whose ranks share their maxima; None is the default group, where one is initialised, and False
+    means: do not share.
 
     A measured gain is a lower bound of the layer's operator norm, not a Lipschitz constant.
 
@@ -54,6 +55,8 @@ class MaxGain(Constraint):
     """
 
     bound_name = "gamma"
+    option_names = ("p", "instance", "measure", "every", "process_group")
+    why_unknown = "Train in training mode, and use paused() around a step that has no forward."
 
     def __init__(
         self,
@@ -63,127 +66,120 @@ class MaxGain(Constraint):
         p: float = 2.0,
         instance: Instance = "auto",
         measure: Measure = "stale",
+        every: int = 1,
         include: str | Iterable[str] | None = None,
         exclude: str | Iterable[str] = (),
-        process_group: dist.ProcessGroup | None = None,
+        process_group: Group = None,
     ) -> None:
         self.p = check_p(p)
         self.instance: Instance = _one_of("instance", instance, get_args(Instance))
         self.measure: Measure = _one_of("measure", measure, get_args(Measure))
+        if not (isinstance(every, int) and every >= 1):
+            raise MaxGainError(f"every must be a whole number from 1, not {every!r}.")
+        self.every = every
         self.process_group = process_group
-        self._observers: dict[str, RunningMaximum] = {}
-        self._handles: list[Watch] = []
-        self._unproven: set[str] = set()
+        self._tally: Tally | None = None
+        self._resting: list[int] = []
+        """How many steps each layer will not be measured for; zeros unless ``every`` is more than 1."""
         self._steps = 0
         self._dropped_seen = 0
         self._asked: Tensor | None = None
         super().__init__(model, gamma, include=include, exclude=exclude)
+        self._resting = [0] * len(self._layers)
 
     @property
     def gains(self) -> dict[str, float]:
         """The newest maximum of every layer: of the forwards since the last step, or of that step; nan before any."""
         self._warn_of_dropped(self.dropped)
-        at_step = self._read(self._sizes)
-        since = self._read({name: observer.maximum for name, observer in self._observers.items()})
+        at_step, since = self._by_name(self._sizes), self._by_name(self._counts.maxima(self._device))
         return {name: at_step[name] if since[name] == UNMEASURED else since[name] for name in at_step}
 
     @property
     def dropped(self) -> dict[str, int]:
         """How many instances of each layer had a gain that was not finite, and were left out."""
-        counts = self._read({name: observer.dropped for name, observer in self._observers.items()})
-        return {name: int(count) for name, count in counts.items()}
+        return {name: int(n) for name, n in self._by_name(self._counts.dropped(self._device)).items()}
 
-    def _watch(self) -> None:
-        if self._handles:
+    @property
+    def _counts(self) -> Tally:
+        if self._tally is None:
+            self._tally = Tally(len(self._layers), self._dtype)
+        return self._tally
+
+    def _observer(self, layer: FoundLayer) -> RunningMaximum:
+        keep = self.measure == "fresh"
+        index = self._names.index(layer.name)
+        return RunningMaximum(layer, index, self._counts, self.p, self.instance, keep_inputs=keep)
+
+    def _estimate(self, share: Share) -> Tensor:
+        if self.measure == "fresh":
+            for observer in self._maxima_of(share):
+                observer.replay()
+        maxima = largest_of_ranks(self._counts.maxima(self._device), self.process_group)
+        self._look_for_dropped()
+        return maxima if share.index is None else maxima[share.index]
+
+    def _forget(self, share: Share) -> None:
+        self._counts.forget(share.index)
+        if self.measure == "fresh":
+            for observer in self._maxima_of(share):
+                observer.kept = None
+
+    def _maxima_of(self, share: Share) -> list[RunningMaximum]:
+        found = [self._observers[layer.name] for layer in share.layers]
+        return [observer for observer in found if isinstance(observer, RunningMaximum)]
+
+    def _project(self, share: Share, found_inf: Tensor | None) -> None:
+        if self.every == 1:
+            super()._project(share, found_inf)
             return
-        for layer in self._layers:
-            if layer.name not in self._observers:
-                keep = self.measure == "fresh"
-                self._observers[layer.name] = RunningMaximum(layer, self.p, self.instance, keep_inputs=keep)
-            self._handles.append(watch(layer, self._observers[layer.name]))
-        self._unproven = {layer.name for layer in self._layers}
-
-    def _unwatch(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._forget(self._layers)
+        if torch_quirks.is_capturing(self._device):
+            raise MaxGainError("every > 1 counts steps on the host, which a CUDA graph leaves out: use every=1 there.")
+        first = self._names.index(share.layers[0].name)
+        if self._resting[first] == 0:
+            super()._project(share, found_inf)
+        if self._is_paused:
+            return
+        rest = (self._resting[first] or self.every) - 1
+        for layer in share.layers:
+            self._resting[self._names.index(layer.name)] = rest
+        self._pause(self._is_paused)
 
     def _pause(self, paused: bool) -> None:
         super()._pause(paused)
-        for observer in self._observers.values():
-            observer.paused = paused
-
-    def _estimate(self, layers: list[FoundLayer]) -> list[Tensor]:
-        observers = [self._observers[layer.name] for layer in layers]
-        for observer in observers:
-            observer.replay()
-        maxima = torch.stack(together(observer.maximum for observer in observers))
-        all_reduce_max_(maxima, self.process_group)
-        self._look(layers, maxima)
-        return list(maxima.unbind())
-
-    def _forget(self, layers: list[FoundLayer]) -> None:
-        forget([self._observers[layer.name] for layer in layers])
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes up a state of a constraint of the same kind on the same layers."""
-        super().load_state_dict(state)
-        self._dropped_seen = sum(self.dropped.values())
+        for name, rest in zip(self._names, self._resting, strict=True):
+            if rest:
+                self._observers[name].paused = True
 
     def _state(self) -> dict[str, Tensor]:
-        state = super()._state()
-        for name, observer in self._observers.items():
-            state |= {f"{name}.maximum": observer.maximum, f"{name}.dropped": observer.dropped}
-        return state
+        device = self._device
+        packed = self._packed(maximum=self._counts.maxima(device), dropped=self._counts.dropped(device))
+        if self.every > 1:
+            packed |= self._packed(resting=torch.tensor(self._resting))
+        return super()._state() | packed
 
-    def _options(self) -> dict[str, Any]:
-        return {
-            "gamma": {glob.escape(name): bound for name, bound in self.bounds.items()},
-            "p": self.p,
-            "instance": self.instance,
-            "measure": self.measure,
-            "include": [glob.escape(layer.name) for layer in self._layers],
-            "process_group": self.process_group,
-        }
+    def _load(self, state: Mapping[str, Tensor]) -> None:
+        super()._load(state)
+        self._counts.load(self._device, self._unpacked(state, "maximum"), self._unpacked(state, "dropped"))
+        self._dropped_seen = sum(self.dropped.values())
+        if self.every > 1:
+            self._resting = self._unpacked(state, "resting").tolist()
+            self._pause(self._is_paused)
 
     # What the user must be told.
 
-    def _look(self, layers: list[FoundLayer], maxima: Tensor) -> None:
-        """Looks for trouble; an accelerator is waited for in the first step alone."""
-        if maxima.is_cuda and torch.cuda.is_current_stream_capturing():
+    def _look_for_dropped(self) -> None:
+        """Warn of measurements that were dropped, without ever waiting for an accelerator."""
+        device = self._device
+        if torch_quirks.is_capturing(device):
             return
-        unproven = [layer.name in self._unproven for layer in layers]
-        if any(unproven):
-            self._check_measured(layers, maxima)
-        if maxima.device.type == "cpu":
+        if device.type == "cpu":
             self._warn_of_dropped(self.dropped)
         elif self._steps % STEPS_BETWEEN_LOOKS == 0:
-            # What the last look asked for has long arrived, so that nobody waits for it.
+            # What the last look asked for has long arrived, so nobody waits for it.
             if self._asked is not None:
-                self._warn_of_dropped(dict(zip(self._observers, self._asked.tolist(), strict=True)))
-            counts = torch.stack(together(observer.dropped for observer in self._observers.values()))
-            self._asked = counts.to("cpu", non_blocking=True)
+                self._warn_of_dropped(dict(zip(self._names, self._asked.tolist(), strict=True)))
+            self._asked = self._counts.dropped(device).to("cpu", non_blocking=True)
         self._steps += 1
-
-    def _check_measured(self, layers: list[FoundLayer], maxima: Tensor) -> None:
-        measured = dict(zip((layer.name for layer in layers), maxima.tolist(), strict=True))
-        trained = [layer.name for layer in layers if layer.weight.requires_grad]
-        silent = [name for name in trained if measured[name] == UNMEASURED and name in self._unproven]
-        why = (
-            "Make the constraint before a compiled model's first call, train in training mode, and use "
-            "paused() around a step that has no forward."
-        )
-        if silent and silent == trained:
-            raise NotMeasuredError(f"a step was taken, but none of the {len(silent)} layers was measured. {why}")
-        self._unproven -= measured.keys()
-        if not silent:
-            return
-        warnings.warn(
-            f"not measured by the first step, so not constrained in it: {', '.join(map(repr, silent))}. {why}",
-            MeasurementWarning,
-            stacklevel=2,
-        )
 
     def _warn_of_dropped(self, dropped: Mapping[str, int]) -> None:
         total = sum(dropped.values())

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from .errors import NothingToConstrainError, PatternError, UnsupportedLayerError
-from .functional import widened
+from .functional import without_bias
 
 LinearPart = Callable[[nn.Module, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 Instance = Literal["auto", "sample"]
@@ -36,6 +36,8 @@ class LayerKind:
     """False where ``linear_part`` follows from the input alone."""
     weight: str = "weight"
     """The attribute that scales ``Wx``."""
+    form: Literal["affine", "batch_norm"] | None = None
+    """Which of the fused kernels' forms ``linear_part`` has, if any."""
     by_default: bool = True
     """False where a layer of this kind is left alone unless it is named in ``include``."""
     linear_map: Literal[
@@ -59,11 +61,7 @@ def _without_bias(instance_dims: int) -> LinearPart:
 
     def linear_part(layer: nn.Module, x: Tensor, output: Tensor | None) -> tuple[Tensor, Tensor]:
         assert output is not None
-        bias = getattr(layer, "bias", None)
-        if bias is None:
-            return x, output
-        # As it was added: autocast rounds the bias, and what it rounds off would be a gain for inputs near zero.
-        return x, output - _along_channels(widened(bias.to(output.dtype)), instance_dims)
+        return x, without_bias(output, getattr(layer, "bias", None), instance_dims)
 
     return linear_part
 
@@ -75,7 +73,7 @@ def _along_channels(v: Tensor, instance_dims: int) -> Tensor:
 
 def _affine(instance_dims: int, **others: Any) -> LayerKind:
     """The row of a layer that computes ``Wx + b``: the usual case."""
-    return LayerKind(lambda layer, x: instance_dims, _without_bias(instance_dims), **others)
+    return LayerKind(lambda layer, x: instance_dims, _without_bias(instance_dims), form="affine", **others)
 
 
 def _transposed_convolution(instance_dims: int) -> LayerKind:
@@ -148,6 +146,7 @@ KINDS: dict[type[nn.Module] | str, LayerKind] = {
         diagonal=_batch_norm_diagonal,
         per_channel=True,
         defect=_batch_norm_defect,
+        form="batch_norm",
     ),
     nn.LayerNorm: _normalisation(
         _normalised_shape,

@@ -1,25 +1,23 @@
 """Forward hooks that turn what goes through a layer into gains, inside the forward pass.
 
-Norms are taken at once, so no activation is kept alive and nothing that later changes one in place can spoil them.
+Norms are taken at once, so no activation is kept alive, and nothing that changes one in place later can spoil them.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from .functional import finite, gain
+from . import kernels, torch_quirks
+from .functional import gain
 from .layers import FoundLayer, Instance, instance_dims
 
 UNMEASURED = -1.0
-"""What a maximum holds when nothing was recorded: below every gain, so that no bound is exceeded by it."""
+"""What a maximum holds if nothing was recorded: below every gain, so it exceeds no bound."""
 
 
 def layer_gains(layer: FoundLayer, x: Tensor, output: Tensor | None, p: float, instance: Instance) -> Tensor:
@@ -27,22 +25,6 @@ def layer_gains(layer: FoundLayer, x: Tensor, output: Tensor | None, p: float, i
     dims = instance_dims(layer.kind, layer.module, x, instance)
     x, z = layer.kind.linear_part(layer.module, x.detach(), None if output is None else output.detach())
     return gain(z, x, p, instance_dims=dims)
-
-
-class Hook:
-    """A forward hook that does not travel: a copied or pickled model is a plain module, without our types in it."""
-
-    def __init__(self, observe: Callable[[Tensor, Tensor], None]) -> None:
-        self.observe = observe
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Torch calls this after the layer's forward."""
-        x = args[0] if args else kwargs["input"] if "input" in kwargs else next(iter(kwargs.values()))
-        self.observe(x, output)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A callable of the standard library that takes anything and returns None, so that it can stand in for a hook.
-        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 @dataclass(frozen=True)
@@ -53,21 +35,66 @@ class Watch:
     handle: RemovableHandle
 
     def remove(self) -> None:
-        """Takes the hook away again."""
+        """Take the hook away again."""
         self.handle.remove()
-        if not any(isinstance(hook, Hook) for hook in self.module._forward_hooks.values()):
-            self.module.__dict__["_parameters"] = dict(self.module._parameters)
+        torch_quirks.hide_hooks_from_compiler(self.module)
 
 
 def watch(layer: FoundLayer, observe: Callable[[Tensor, Tensor], None]) -> Watch:
-    """Calls ``observe(input, output)`` whenever the layer runs, before any hook that may change the output.
+    """Call ``observe(input, output)`` whenever the layer runs, before any hook that may change the output."""
+    torch_quirks.show_hooks_to_compiler(layer.module)
+    hook = torch_quirks.ForwardHook(observe)
+    return Watch(layer.module, layer.module.register_forward_hook(hook, with_kwargs=True, prepend=True))
 
-    ``torch.compile`` does not look whether there are hooks before it runs what it compiled without them, be it for this
-    model or for another one of the same architecture. It does look at the type of the dictionary of parameters, so that
-    is made another one, which behaves the same.
+
+class Tally:
+    """The largest gain of every layer since the last step, and how many gains were dropped so far.
+
+    Packed: one tensor of each with an entry per layer, so that a step takes as many operations for a hundred layers as
+    for one. A model may lie on several devices; each has its own pair of tensors, in which only its layers' entries
+    are used.
     """
-    layer.module.__dict__["_parameters"] = OrderedDict(layer.module._parameters)
-    return Watch(layer.module, layer.module.register_forward_hook(Hook(observe), with_kwargs=True, prepend=True))
+
+    def __init__(self, count: int, dtype: torch.dtype) -> None:
+        self.count = count
+        self.dtype = dtype
+        self._by_device: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """``(maxima, dropped)`` of that device."""
+        if device not in self._by_device:
+            maxima = torch.full((self.count,), UNMEASURED, dtype=self.dtype, device=device)
+            dropped = torch.zeros(self.count, dtype=torch.int64, device=device)
+            self._by_device[device] = torch_quirks.at_fixed_address(maxima), torch_quirks.at_fixed_address(dropped)
+        return self._by_device[device]
+
+    def maxima(self, device: torch.device) -> Tensor:
+        """Over all devices, on that one; the tensor itself if there is no other."""
+        here, *others = [self.on(device)[0]] + [m for d, (m, _) in self._by_device.items() if d != device]
+        for other in others:
+            here = torch.maximum(here, other.to(device))
+        return here
+
+    def dropped(self, device: torch.device) -> Tensor:
+        """Over all devices, on that one."""
+        here, *others = [self.on(device)[1]] + [n for d, (_, n) in self._by_device.items() if d != device]
+        for other in others:
+            here = here + other.to(device)
+        return here
+
+    def forget(self, layers: Tensor | None) -> None:
+        """Start anew after a step: all layers, or those that an index names."""
+        for maxima, _ in self._by_device.values():
+            if layers is None:
+                maxima.fill_(UNMEASURED)
+            else:
+                maxima.index_fill_(0, layers.to(maxima.device), UNMEASURED)
+
+    def load(self, device: torch.device, maxima: Tensor, dropped: Tensor) -> None:
+        """Take up what was saved."""
+        self._by_device = {device: self.on(device)}
+        self.on(device)[0].copy_(maxima)
+        self.on(device)[1].copy_(dropped)
 
 
 class Kept:
@@ -83,79 +110,81 @@ class Kept:
 
 
 class RunningMaximum:
-    """The largest gain of one layer over its training-mode forwards, kept where the layer's activations are.
+    """Keeps the largest gain of one layer over its training-mode forwards, in its entry of a tally.
 
-    Gains that are not finite are dropped and counted. With ``keep_inputs`` the inputs are kept instead, for gains
-    that are to be taken with weights that do not exist yet.
+    Gains that are not finite are dropped and counted. With ``keep_inputs`` the inputs are kept instead, to take gains
+    with weights that do not exist yet.
     """
 
-    def __init__(self, layer: FoundLayer, p: float, instance: Instance, *, keep_inputs: bool = False) -> None:
+    needs_forwards = True
+
+    def __init__(
+        self, layer: FoundLayer, index: int, tally: Tally, p: float, instance: Instance, *, keep_inputs: bool = False
+    ) -> None:
         self.layer = layer
+        self.index = index
+        self.tally = tally
         self.p = p
         self.instance: Instance = instance
-        self.maximum = _fixed(layer.scalar(UNMEASURED))
-        self.dropped = _fixed(torch.zeros((), dtype=torch.int64, device=self.maximum.device))
         self.paused = False
         self.keep_inputs = keep_inputs
         self.kept: Kept | None = None
+        weight = layer.weight
+        self._follow(torch.device("cpu") if weight.is_meta else weight.device)
 
     def __call__(self, x: Tensor, output: Tensor) -> None:
-        """Takes what went through the layer into account."""
-        # The flag and not is_exporting(), which torch.compile takes to be true before torch 2.13.
-        if self.paused or not self.layer.module.training or torch.compiler._is_exporting_flag:
+        """Take what went through the layer into account."""
+        if self.paused or not self.layer.module.training or torch_quirks.is_exporting():
             return
         with torch.no_grad():
             if self.keep_inputs:
                 # A copy, because whoever owns the input may overwrite it before the step.
                 self.kept = Kept(x.clone(), output.shape, before=self.kept)
             elif x.numel():
-                self.record(layer_gains(self.layer, x, output, self.p, self.instance))
+                self._record(x, output)
 
-    def record(self, gains: Tensor) -> None:
-        """Takes the gains of a forward into the maximum, in place and without waiting for the device."""
-        if self.maximum.device != gains.device:
-            self.to(gains.device)
-        usable = finite(gains)
-        self.maximum.clamp_(min=usable.amax())
-        self.dropped.add_((usable != gains).sum())
+    def _record(self, x: Tensor, output: Tensor | None) -> None:
+        if self.maxima.device != x.device:
+            self._follow(x.device)
+        part = self._part(x, output) if x.is_cuda else None
+        compiling = torch.compiler.is_compiling()
+        if part is not None and kernels.covers(self.p, self.maxima, part):
+            dims = instance_dims(self.layer.kind, self.layer.module, x, self.instance)
+            if compiling:
+                kernels.measure_op(self.maxima, self.dropped, self.index, *part, dims, self.p)
+            else:
+                kernels.measure(self.maxima, self.dropped, self.index, part, dims, self.p)
+            return
+        gains = layer_gains(self.layer, x, output, self.p, self.instance)
+        (kernels.record_op if compiling else kernels.record)(self.maxima, self.dropped, self.index, gains)
+
+    def _part(self, x: Tensor, output: Tensor | None) -> kernels.Linear | None:
+        """The layer's linear part as the fused kernel takes it, if its kind is one that it knows."""
+        kind, module = self.layer.kind, self.layer.module
+        dims = kind.instance_dims(module, x)
+        if kind.form == "affine" and output is not None:
+            return kernels.Linear("affine", x, output, module._parameters.get("bias"), None, 0.0, dims)
+        if kind.form == "batch_norm":
+            assert isinstance(module, nn.modules.batchnorm._BatchNorm)
+            return kernels.Linear("batch_norm", x, None, module.weight, module.running_var, module.eps, dims)
+        return None
 
     @torch.no_grad()
     def replay(self) -> None:
-        """Records the kept inputs' gains under the weights as they are now."""
+        """Record the kept inputs' gains under the weights as they are now."""
         kept = self.kept
         while kept is not None:
             if kept.x.numel():
                 with torch.autocast(kept.x.device.type, enabled=False):
                     x = kept.x.to(self.layer.weight.dtype)
-                    output = self._forward(x, kept.shape) if self.layer.kind.needs_output else None
-                    self.record(layer_gains(self.layer, x, output, self.p, self.instance))
+                    self._record(x, self._forward(x, kept.shape) if self.layer.kind.needs_output else None)
             kept = kept.before
+        self.kept = None
 
     def _forward(self, x: Tensor, shape: torch.Size) -> Tensor:
-        module = self.layer.module
-        # A transposed convolution has several possible output sizes, and was told which of them to take.
-        size = {"output_size": list(shape)} if isinstance(module, nn.modules.conv._ConvTransposeNd) else {}
-        output: Tensor = module.forward(x, **size)
+        output: Tensor = self.layer.module.forward(x, **self.layer.kind.forward_arguments(shape))
         return output
 
-    def to(self, device: torch.device) -> None:
-        """Follows a model that was moved."""
-        self.maximum, self.dropped = _fixed(self.maximum.to(device)), _fixed(self.dropped.to(device))
-
-
-def _fixed(tensor: Tensor) -> Tensor:
-    """Says that the tensor stays where it is, so that CUDA graphs need no copy of it.
-
-    As ``torch._dynamo.mark_static_address`` does, but without the seconds that importing it takes.
-    """
-    tensor._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]
-    return tensor
-
-
-def forget(observers: Sequence[RunningMaximum]) -> None:
-    """Starts anew after a step."""
-    maxima = [observer.maximum for observer in observers]
-    torch._foreach_zero_(maxima)
-    torch._foreach_add_(maxima, UNMEASURED)
-    for observer in observers:
-        observer.kept = None
+    def _follow(self, device: torch.device) -> None:
+        """Record where the activations are."""
+        self.maxima, self.dropped = self.tally.on(device)

@@ -1,38 +1,42 @@
-"""Steps that did not happen: how to hear of them.
+"""All that leans on torch's insides: what torch does, on which versions that was seen, and which test guards it.
 
-``torch.amp.GradScaler`` leaves ``optimizer.step()`` out when a gradient overflowed, and offers no hook that would
-say so. Measurements of that batch must not count in the next step, so ``GradScaler.step`` is wrapped, once, to tell
-who asked. Fused optimisers are stepped all the same, and skip the update on the device: see ``found_inf``.
+Nothing here is promised by torch's documentation. When a new torch breaks one of these, the named test fails.
 """
 
+from __future__ import annotations
+
+import contextlib
 import functools
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary, WeakMethod
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-# Weak on both sides: to be told of an optimiser's steps must keep neither it nor the listener's model alive.
+# --- Steps that GradScaler leaves out ---------------------------------------------------------------------------------
+#
+# GradScaler.step() does not call optimizer.step() when a gradient overflowed, and has no hook that says so. The
+# measurements of that batch must not count in the next step, so GradScaler.step is wrapped, once, to tell who asked.
+# Seen on torch 2.11 to 2.13. Guarded by tests/promises/test_amp.py.
+
+# Weak on both sides: listening to an optimiser's steps keeps neither it nor the listener's model alive.
 _listeners: WeakKeyDictionary[Optimizer, list[WeakMethod[Callable[[Optimizer], None]]]] = WeakKeyDictionary()
 
 
 def after_scaler_step(optimizer: Optimizer, method: Callable[[Optimizer], None]) -> None:
-    """Calls a bound method with the optimiser after each ``GradScaler.step(optimizer)``, whether or not it stepped."""
+    """Call a bound method with the optimiser after each ``GradScaler.step(optimizer)``, whether or not it stepped."""
     if not getattr(GradScaler.step, "tells_maxgain", False):
         GradScaler.step = _telling(GradScaler.step)  # type: ignore[method-assign]
     _listeners.setdefault(optimizer, []).append(WeakMethod(method))
 
 
-def forget(optimizer: Optimizer, method: Callable[[Optimizer], None]) -> None:
-    """Ends what ``after_scaler_step`` began."""
+def forget_scaler_step(optimizer: Optimizer, method: Callable[[Optimizer], None]) -> None:
+    """End what ``after_scaler_step`` began."""
     _listeners[optimizer].remove(WeakMethod(method))
-
-
-def found_inf(optimizer: Optimizer) -> Tensor | None:
-    """Positive where a fused optimiser, inside ``GradScaler.step``, has been told to leave its weights alone."""
-    return getattr(optimizer, "found_inf", None)
 
 
 def _telling(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,3 +50,79 @@ def _telling(step: Callable[..., Any]) -> Callable[..., Any]:
 
     wrapped.tells_maxgain = True  # type: ignore[attr-defined]
     return wrapped
+
+
+def found_inf(optimizer: Optimizer) -> Tensor | None:
+    """Positive where a fused optimiser was told, inside ``GradScaler.step``, to leave its weights alone.
+
+    GradScaler steps fused optimisers even if a gradient overflowed, sets this attribute, and the update is skipped on
+    the device. Seen on torch 2.11 to 2.13. Guarded by tests/promises/test_amp.py.
+    """
+    return getattr(optimizer, "found_inf", None)
+
+
+# --- Hooks ------------------------------------------------------------------------------------------------------------
+
+
+class ForwardHook:
+    """A forward hook that does not travel: a copied or pickled model is a plain module, without our types in it.
+
+    Torch copies and pickles a module's hooks with it. Seen on torch 2.11 to 2.13. Guarded by
+    tests/promises/test_plain_module.py.
+    """
+
+    def __init__(self, observe: Callable[[Tensor, Tensor], None]) -> None:
+        self.observe = observe
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Torch calls this after the layer's forward."""
+        x = args[0] if args else kwargs["input"] if "input" in kwargs else next(iter(kwargs.values()))
+        self.observe(x, output)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A callable of the standard library that takes anything and returns None, so it can stand in for a hook.
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def show_hooks_to_compiler(module: nn.Module) -> None:
+    """Make torch.compile notice that this module now has a hook.
+
+    torch.compile does not check for hooks before it runs what it compiled without them, for this model or for another
+    one of the same architecture. It does check the type of a module's dictionary of parameters, so that is changed to
+    another type that behaves the same. Seen on torch 2.11 to 2.13. Guarded by tests/promises/test_compile.py
+    (promise 11).
+    """
+    module.__dict__["_parameters"] = OrderedDict(module._parameters)
+
+
+def hide_hooks_from_compiler(module: nn.Module) -> None:
+    """Undo ``show_hooks_to_compiler`` once the last hook of ours is gone."""
+    if not any(isinstance(hook, ForwardHook) for hook in module._forward_hooks.values()):
+        module.__dict__["_parameters"] = dict(module._parameters)
+
+
+# --- Compiling and capturing ------------------------------------------------------------------------------------------
+
+
+def is_exporting() -> bool:
+    """Whether torch.export is tracing the model, whose program must not contain our measuring.
+
+    The flag and not ``torch.compiler.is_exporting()``, which torch.compile takes to be true before torch 2.13.
+    Guarded by tests/promises/test_plain_module.py.
+    """
+    return bool(torch.compiler._is_exporting_flag)
+
+
+def at_fixed_address(tensor: Tensor) -> Tensor:
+    """Say that the tensor stays where it is, so that compiled CUDA graphs need no copy of it.
+
+    As ``torch._dynamo.mark_static_address`` does, without the seconds that importing it takes. Seen on torch 2.11 to
+    2.13. Guarded by tests/promises/test_cuda.py.
+    """
+    tensor._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]
+    return tensor
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether work on this device is being recorded into a CUDA graph, where the host must not look at any result."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

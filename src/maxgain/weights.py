@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .constraint import Bound, Constraint
+from .constraint import Bound, Constraint, Share
 from .errors import UnsupportedLayerError
 from .functional import check_p, finite, widened
 from .layers import FoundLayer, find_layers
@@ -38,6 +37,8 @@ class MaxNorm(Constraint):
             [0.3000, 0.4000]])
     """
 
+    option_names = ("p",)
+
     def __init__(
         self,
         model: nn.Module,
@@ -58,15 +59,8 @@ class MaxNorm(Constraint):
         left_out += tuple(glob.escape(layer.name) for layer in scales)
         super().__init__(model, bound, include=include, exclude=left_out)
 
-    def _estimate(self, layers: list[FoundLayer]) -> list[Tensor]:
-        return [unit_norms(layer, self.p) for layer in layers]
-
-    def _options(self) -> dict[str, Any]:
-        return {
-            "bound": {glob.escape(name): bound for name, bound in self.bounds.items()},
-            "p": self.p,
-            "include": [glob.escape(layer.name) for layer in self._layers],
-        }
+    def _estimate(self, share: Share) -> list[Tensor]:
+        return [unit_norms(layer, self.p) for layer in share.layers]
 
 
 class WeightClip(Constraint):
@@ -98,14 +92,8 @@ class WeightClip(Constraint):
     ) -> None:
         super().__init__(model, bound, include=include, exclude=exclude)
 
-    def _estimate(self, layers: list[FoundLayer]) -> list[Tensor]:
-        return [finite(widened(layer.weight.detach()).abs()) for layer in layers]
-
-    def _options(self) -> dict[str, Any]:
-        return {
-            "bound": {glob.escape(name): bound for name, bound in self.bounds.items()},
-            "include": [glob.escape(layer.name) for layer in self._layers],
-        }
+    def _estimate(self, share: Share) -> list[Tensor]:
+        return [finite(widened(layer.weight.detach()).abs()) for layer in share.layers]
 
 
 def unit_norms(layer: FoundLayer, p: float) -> Tensor:

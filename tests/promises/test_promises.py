@@ -674,11 +674,13 @@ def test_promise_07_an_accelerator_is_asked_for_its_counts_and_not_waited_for(mo
     constraint = MaxGain(model)
     monkeypatch.setattr("maxgain.gain.STEPS_BETWEEN_LOOKS", 2)
 
-    class Elsewhere:
-        is_cuda, device = False, torch.device("cuda")
-
     def look() -> None:
-        constraint._look([], Elsewhere())  # type: ignore[arg-type]
+        with monkeypatch.context() as elsewhere:
+            # The counts lie on the host, but the constraint takes it for an accelerator.
+            elsewhere.setattr(MaxGain, "_device", torch.device("meta"))
+            counts = constraint._counts.dropped(torch.device("cpu")).clone()
+            elsewhere.setattr(type(constraint._counts), "dropped", lambda tally, device: counts)
+            constraint._look_for_dropped()
 
     look()
     model(torch.full((4, 3), math.inf))

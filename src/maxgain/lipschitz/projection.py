@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import glob
-import warnings
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..constraint import Bound, Constraint, together
-from ..distributed import all_reduce_max_
-from ..errors import MaxGainError, MeasurementWarning, NotMeasuredError
+from .. import torch_quirks
+from ..constraint import Bound, Constraint, Share
+from ..distributed import Group, largest_of_ranks
+from ..errors import MaxGainError, StateError
 from ..functional import finite
 from ..layers import FoundLayer
-from ..observe import UNMEASURED, Watch, watch
+from ..observe import UNMEASURED
 from .maps import LinearMap, Shape, Sizes, check_operator_p, instance_sizes, linear_map, random_vector
 
 FIRST_ITERATIONS = 50
@@ -40,7 +37,8 @@ class Lipschitz(Constraint):
     enough to follow them, as a rule to within a per cent; ``operator_norms`` shows how close it is, and further calls
     of ``step()`` bring it closer.
     ``include``, ``exclude``: globs over dotted names.
-    ``process_group``: whose ranks share their norms; None is the default group, where one is initialised.
+    ``process_group``: whose ranks share their norms; None is the default group, where one is initialised, and False
+    means: do not share.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -51,6 +49,9 @@ class Lipschitz(Constraint):
     0.5000
     """
 
+    option_names = ("p", "iterations", "process_group")
+    why_unknown = "A convolution's norm depends on its input size, so take no step before a forward."
+
     def __init__(
         self,
         model: nn.Module,
@@ -60,94 +61,49 @@ class Lipschitz(Constraint):
         iterations: int = 1,
         include: str | Iterable[str] | None = None,
         exclude: str | Iterable[str] = (),
-        process_group: dist.ProcessGroup | None = None,
+        process_group: Group = None,
     ) -> None:
         if not (isinstance(iterations, int) and iterations >= 1):
             raise MaxGainError(f"iterations must be a whole number from 1, not {iterations!r}.")
         self.p = check_operator_p(p)
         self.iterations = iterations
         self.process_group = process_group
-        self._norms: dict[str, FollowedNorm] = {}
-        self._handles: list[Watch] = []
-        self._unproven: set[str] = set()
         super().__init__(model, bound, include=include, exclude=exclude)
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes up a state of a constraint of the same kind on the same layers."""
-        for name, norm in self._norms.items():
-            norm.load(state.get(f"{name}.vectors"), state.get(f"{name}.input_and_output"))
-        super().load_state_dict(state)
+    def _observer(self, layer: FoundLayer) -> FollowedNorm:
+        return FollowedNorm(layer, self.p, self.iterations)
 
-    def _watch(self) -> None:
-        if self._handles:
-            return
-        for layer in self._layers:
-            if layer.name not in self._norms:
-                self._norms[layer.name] = FollowedNorm(layer, self.p, self.iterations)
-            if self._norms[layer.name].needs_sizes:
-                self._handles.append(watch(layer, self._norms[layer.name]))
-        self._unproven = {layer.name for layer in self._layers}
+    def _norms_of(self, layers: Sequence[FoundLayer]) -> list[FollowedNorm]:
+        found = [self._observers[layer.name] for layer in layers]
+        return [norm for norm in found if isinstance(norm, FollowedNorm)]
 
-    def _unwatch(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+    def _estimate(self, share: Share) -> Tensor:
+        device = self._device
+        sizes = torch.stack([norm.estimate().to(device, self._dtype) for norm in self._norms_of(share.layers)])
+        return largest_of_ranks(sizes, self.process_group)
 
-    def _pause(self, paused: bool) -> None:
-        super()._pause(paused)
-        for norm in self._norms.values():
-            norm.paused = paused
-
-    def _estimate(self, layers: list[FoundLayer]) -> list[Tensor]:
-        sizes = torch.stack(together(self._norms[layer.name].estimate() for layer in layers))
-        all_reduce_max_(sizes, self.process_group)
-        self._check_known(layers, sizes)
-        return list(sizes.unbind())
-
-    def _publish(
-        self, layers: list[FoundLayer], sizes: list[Tensor], factors: list[Tensor], found_inf: Tensor | None
-    ) -> None:
-        super()._publish(layers, sizes, factors, found_inf)
-        for layer in layers:
-            self._norms[layer.name].keep(found_inf)
+    def _project(self, share: Share, found_inf: Tensor | None) -> None:
+        super()._project(share, found_inf)
+        for norm in self._norms_of(share.layers):
+            norm.keep(found_inf)
 
     def _state(self) -> dict[str, Tensor]:
-        parts = {name: norm.state() for name, norm in self._norms.items()}
-        return super()._state() | {f"{name}.{key}": t for name, part in parts.items() for key, t in part.items()}
+        norms = zip(self._names, self._norms_of(self._layers), strict=True)
+        parts = {f"{name}.{key}": tensor for name, norm in norms for key, tensor in norm.state().items()}
+        return super()._state() | parts
 
-    def _options(self) -> dict[str, Any]:
-        return {
-            "bound": {glob.escape(name): bound for name, bound in self.bounds.items()},
-            "p": self.p,
-            "iterations": self.iterations,
-            "include": [glob.escape(layer.name) for layer in self._layers],
-            "process_group": self.process_group,
-        }
-
-    def _check_known(self, layers: list[FoundLayer], sizes: Tensor) -> None:
-        """Looks, in a layer's first step, whether there is a norm at all."""
-        unproven = {layer.name for layer in layers} & self._unproven
-        if not unproven or (sizes.is_cuda and torch.cuda.is_current_stream_capturing()):
-            return
-        norms = dict(zip((layer.name for layer in layers), sizes.tolist(), strict=True))
-        trained = [layer.name for layer in layers if layer.weight.requires_grad]
-        silent = [name for name in trained if norms[name] == UNMEASURED and name in unproven]
-        why = (
-            "A convolution's norm depends on its input size, which the first forward shows. Make the constraint "
-            "before a compiled model's first call, and take no step before a forward."
-        )
-        if silent and silent == trained:
-            raise NotMeasuredError(
-                f"a step was taken, but the norm of none of the {len(silent)} layers is known. {why}"
-            )
-        self._unproven -= unproven
-        if not silent:
-            return
-        warnings.warn(
-            f"not run before the first step, so not constrained in it: {', '.join(map(repr, silent))}. {why}",
-            MeasurementWarning,
-            stacklevel=2,
-        )
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up a state of a constraint of the same kind on the same layers; all of it, or nothing."""
+        norms = self._norms_of(self._layers)
+        before = [(norm.vectors, norm.sizes) for norm in norms]
+        try:
+            for name, norm in zip(self._names, norms, strict=True):
+                norm.load(name, state)
+            super().load_state_dict(state)
+        except StateError:
+            for norm, (vectors, sizes) in zip(norms, before, strict=True):
+                norm.vectors, norm.sizes = vectors, sizes
+            raise
 
 
 class FollowedNorm:
@@ -160,7 +116,7 @@ class FollowedNorm:
         self.paused = False
         self.dtype = torch.promote_types(layer.weight.dtype, torch.float32)
         self.map = linear_map(layer, None, self.dtype)
-        self.needs_sizes = self.map is None
+        self.needs_forwards = self.map is None
         self.sizes: Sizes | None = None
         """The largest ones seen."""
         self.vectors: Tensor | None = None
@@ -170,8 +126,7 @@ class FollowedNorm:
 
     def __call__(self, x: Tensor, output: Tensor) -> None:
         """Takes the size of what goes through the layer into account."""
-        # The flag and not is_exporting(), which torch.compile takes to be true before torch 2.13.
-        if self.paused or torch.compiler._is_exporting_flag:
+        if self.paused or torch_quirks.is_exporting():
             return
         sizes = instance_sizes(self.layer, x, output)
         if self.sizes is not None:
@@ -180,7 +135,7 @@ class FollowedNorm:
 
     def estimate(self) -> Tensor:
         """The norm under the weights as they are now; ``UNMEASURED`` if it needs a size that is not known."""
-        if self.needs_sizes and (self.map is None or self.map.sizes != self.sizes):
+        if self.needs_forwards and (self.map is None or self.map.sizes != self.sizes):
             self.map = linear_map(self.layer, self.sizes, self.dtype)
         if self.map is None:
             return self.layer.scalar(UNMEASURED)
@@ -198,7 +153,7 @@ class FollowedNorm:
         return size
 
     def _vectors_of(self, shape: Shape) -> Tensor:
-        """The vectors to go on from; for a larger input than before they are what they were, and a little of all."""
+        """Start vectors; if the input grew, the old ones zero-padded, plus 10 % noise."""
         if self.vectors is None or self.vectors.shape[1:] != shape:
             begin = torch.stack([random_vector(shape, seed) for seed in (0, 1)])
             begin = begin.to(self.layer.weight.device, self.dtype)
@@ -223,8 +178,13 @@ class FollowedNorm:
         known = {} if self.vectors is None else {"vectors": self.vectors}
         return known if self.sizes is None else known | {"input_and_output": torch.tensor(self.sizes)}
 
-    def load(self, vectors: Tensor | None, sizes: Tensor | None) -> None:
-        """Takes up what ``state`` gave."""
+    def load(self, name: str, state: Mapping[str, Tensor]) -> None:
+        """Take up what ``state`` gave."""
+        vectors, sizes = state.get(f"{name}.vectors"), state.get(f"{name}.input_and_output")
+        iterates = self.p == 2 and (self.needs_forwards or (self.map is not None and self.map.exact_norm(2) is None))
+        size = state.get(f"{name}.size")
+        if vectors is None and iterates and isinstance(size, Tensor) and bool(torch.isfinite(size).all()):
+            raise StateError(f"the state lacks {f'{name}.vectors'!r}, which the norm's next estimate starts from.")
         self.vectors = None if vectors is None else vectors.to(self.layer.weight.device, self.dtype, copy=True)
         self.sizes = None if sizes is None else (tuple(sizes[0].tolist()), tuple(sizes[1].tolist()))
 
