@@ -22,9 +22,9 @@ class Recipe:
     name: tyro.conf.Fixed[str]
     """the experiment's name"""
     dataset: str
-    """the data set (see 'maxgain data list')"""
+    """the data set; 'maxgain data list' tells about them"""
     network: str
-    """the network"""
+    """the network; 'maxgain list networks' tells about them"""
     optimiser: Literal["adam", "sgd"]
     """Adam, or SGD with Nesterov momentum 0.9"""
     learning_rate: float
@@ -44,7 +44,8 @@ class Recipe:
     train_on: Literal["train", "train+validation"] = "train"
     """'train+validation' for a final run whose settings are chosen; then nothing is held out"""
     regulariser: str = "none"
-    """as in the paper's rows, values optional: none, dropout, maxgain+batchnorm, maxgain=1.5+dropout=0.3"""
+    """as in the paper's rows, values optional: none, dropout, maxgain+batchnorm, maxgain=1.5+dropout=0.3;
+    'maxgain list' tells about them"""
     gamma: float = 2.0
     """the bound of maxgain where the regulariser gives none"""
     p: float = 2.0
@@ -54,12 +55,12 @@ class Recipe:
     seed: int = 0
     """of the initial weights, the order of the data, the augmentation and the noise"""
     fold: int | None = None
-    """which of the data set's folds; None for all the data"""
+    """which of the data set's folds, from 0 on (default: all the data)"""
     cross_validation: int | None = None
     """cut a data set that has no folds of its own into this many, whose training parts overlap; its own test part is
     then left alone"""
     image_size: int | None = None
-    """make the images this many pixels wide and high; only folder has images of any size, and takes 96 without it"""
+    """make the images this many pixels wide and high; only folder has images of any size (default: 96 there)"""
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "epochs", "batch_size", "decay", "gamma"):

@@ -8,9 +8,14 @@ from difflib import get_close_matches
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """One sentence to somebody who named a thing that does not exist: the nearest spelling, or all names there are."""
     known = list(known)
-    near = get_close_matches(name.lower(), known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
+    near = nearest(name, known)
+    hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}."
     return f"there is no {kind} {name!r}: {hint}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The name that is spelt most like this one, if any is spelt much like it."""
+    return next(iter(get_close_matches(name.lower(), list(known), n=1)), None)
 
 
 def clause(sentence: object) -> str:
@@ -21,3 +26,22 @@ def clause(sentence: object) -> str:
 def is_text(name: str) -> bool:
     """Whether a name, of a file for example, is text that can be shown and kept: no stray bytes, no control codes."""
     return not any(unicodedata.category(character) in ("Cc", "Cs") for character in name)
+
+
+def counted(count: int, thing: str) -> str:
+    """1 run, 2 runs, 1,797 images."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """a, b and c."""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def duration(seconds: float) -> str:
+    """About how long, in the unit that a person would choose."""
+    for unit, length in (("day", 86_400), ("hour", 3600), ("minute", 60)):
+        if seconds >= 2 * length or (seconds >= length and unit == "minute"):
+            return f"about {counted(round(seconds / length), unit)}"
+    return f"about {counted(max(1, round(seconds)), 'second')}"

@@ -262,7 +262,7 @@ def test_two_comparisons_do_not_work_in_one_folder(tmp_path, capsys):
         (["--regularisers", "none"], "needs either --folds or --seeds"),
         (["--regularisers", "none", "--folds", "2", "--seeds", "2"], "needs either --folds or --seeds"),
         (["--regularisers", "none", "--folds", "2", "--baseline", "dropout"], "baseline 'dropout' is not one of none"),
-        (["--regularisers", "none", "--folds", "2", "--regulariser", "dropout"], "instead of --regulariser"),
+        (["--regularisers", "none", "--folds", "2", "--regulariser", "dropout"], "did you mean --regularisers?"),
         (["--regularisers", "none", "--folds", "2", "--fold", "1"], "leave out --fold"),
         (["--regularisers", "nome", "--folds", "2"], "did you mean 'none'?"),
         (["--regularisers", "maxgain", "--folds", "2", "--grid", "gamma=1:2:1"], "needs --tuned"),

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import tyro
-from rich.table import Table
 
 from maxgain.errors import RecipeError
 
@@ -23,7 +22,15 @@ from ..files import strict, write_json
 from ..locks import alone_in
 from ..recipes import Recipe, recipe_named
 from ..regularisers import chosen_for, numbers, parse
-from .terminal import Common, DataFolder, Screen
+from ..tables import Column, Table
+from ..wording import counted
+from .terminal import Common, DataFolder, Screen, typed
+
+EXAMPLES = {
+    "maxgain compare digits --regularisers none dropout maxgain --folds 10": "minutes on a CPU, nothing to download",
+    "maxgain compare digits --regularisers none maxgain --folds 10 --tuned": "numbers chosen on each fold first",
+    "maxgain compare cifar10 --regularisers none maxgain=2 --seeds 5 --data ~/data": "the same split, five seeds",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +40,8 @@ class Options(Common):
     Runs are recorded as they end, so the same command goes on where it was stopped or killed, and trains nothing where
     all is recorded. A run that failed is tried again; it has no score, and its fold or seed is left out of the test.
     """
+
+    refuses: ClassVar = ("regulariser",)
 
     recipe: tyro.conf.OmitArgPrefixes[Recipe]
     regularisers: tuple[str, ...] = ()
@@ -50,11 +59,12 @@ class Options(Common):
     grid: tuple[str, ...] = ()
     """with --tuned, the values to try, as NAME=START:STOP:STEP (default: four over the usual range of each number)"""
     jobs: int | None = None
-    """runs at a time, each in a process with one thread, so that no result depends on it (default: one a core, or one
-    on a GPU)"""
+    """runs at a time, each in a process with one thread, so that no result depends on it (default: one per core, or
+    one on a GPU)"""
     out: Path | None = None
     """the comparison's folder (default: compare- and the recipe)"""
     data: DataFolder = None
+    """where the data sets are (default: $MAXGAIN_DATA, or a cache folder)"""
     device: str = "auto"
     """cpu, cuda, or auto: a GPU where there is one"""
 
@@ -79,20 +89,20 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
         content: dict[str, Any] = strict(_content(options, jobs, shown, baseline, pairing))
         write_json(place.folder / "comparison.json", content)
     _show(content, screen)
+    page = typed("report", place.folder, "--out", place.folder / "report.html")
+    steps = {page: "a page with curves, gains and every number"}
+    screen.end([place.folder / "comparison.json", place.results / f"{options.recipe.name}.jsonl"], steps)
     return content
 
 
 def _refuse_nonsense(options: Options) -> None:
-    recipe, usual = options.recipe, recipe_named(options.recipe.name)
     if not options.regularisers:
         raise RecipeError("'maxgain compare' needs --regularisers, such as: none dropout maxgain.")
-    if recipe.regulariser != usual.regulariser:
-        raise RecipeError("'maxgain compare' takes --regularisers, several at once, instead of --regulariser.")
     if options.baseline is not None and options.baseline not in options.regularisers:
         raise RecipeError(f"the baseline {options.baseline!r} is not one of {', '.join(options.regularisers)}.")
     if (options.folds is None) == (options.seeds is None):
         raise RecipeError("'maxgain compare' needs either --folds or --seeds, and how many.")
-    if options.folds is not None and recipe.fold != usual.fold:
+    if options.folds is not None and options.recipe.fold != recipe_named(options.recipe.name).fold:
         raise RecipeError("--folds goes through the folds from 0 on: leave out --fold.")
     if options.grid and not options.tuned:
         raise RecipeError("--grid says which values --tuned tries: it needs --tuned.")
@@ -109,7 +119,8 @@ def _perform(title: str, jobs: Sequence[Job], place: Place, processes: int, scre
     for warning in known.warnings:
         screen.show(f"note: {warning}")
     missing = compare.missing(jobs, known)
-    screen.show(f"{title}: {len(jobs)} runs, {len(jobs) - len(missing)} of them recorded already → {place.folder}")
+    known_already = len(jobs) - len(missing)
+    screen.show(f"{title}: {counted(len(jobs), 'run')}, {known_already} of them recorded already → {place.folder}")
     with screen.progress() as progress:
         task = progress.add_task(title, total=len(jobs), completed=len(jobs) - len(missing), status="")
 
@@ -165,13 +176,21 @@ def _numbers(row: Row) -> dict[str, Any]:
 
 def _show(content: dict[str, Any], screen: Screen) -> None:
     over = content["over"]
-    count = len(content["compared"])
-    table = Table(title=f"{content['recipe']}: test accuracy in %, over {count} {over}{'' if count == 1 else 's'}")
-    for column in ("regulariser", "mean ± s.e.", "difference\n(95 %)", "effect size\n(95 %)", "p (Holm)"):
-        table.add_column(column, justify="left" if column == "regulariser" else "right", overflow="fold")
-    for row in content["rows"]:
-        table.add_row(_label(row), *_cells(row))
-    screen.show(table)
+    screen.show(
+        Table(
+            f"{content['recipe']}: test accuracy in %, over {counted(len(content['compared']), over)}",
+            (
+                Column("regulariser"),
+                Column("mean ± s.e."),
+                Column("difference"),
+                Column("95 % interval", spare=1),
+                Column("effect size", spare=2),
+                Column("95 % interval", spare=3),
+                Column("p (Holm)"),
+            ),
+            tuple((_label(row), *_cells(row)) for row in content["rows"]),
+        )
+    )
     screen.show(f"{content['test']}, each against {content['baseline']}" if content["test"] else "nothing was tested")
     for row in content["rows"]:
         screen.show(f"{row['regulariser']}: {row['verdict']}")
@@ -199,15 +218,20 @@ def _label(row: dict[str, Any]) -> str:
     )
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, str, str, str]:
+def _cells(row: dict[str, Any]) -> tuple[str | None, ...]:
     if "mean" not in row:
-        return "failed", "", "", ""
+        return "failed", None, None, None, None, None
     error = "" if row["standard_error"] is None else f" ± {100 * row['standard_error']:.2f}"
     mean = f"{100 * row['mean']:.2f}{error}"
     if "p_value" not in row:
-        return mean, "", "", ""
+        return mean, None, None, None, None, None
     low, high = row["interval"]
-    difference = f"{100 * row['mean_difference']:+.2f}\n({100 * low:+.2f} to {100 * high:+.2f})"
-    low, high = map(float, row["effect_interval"])
-    effect = f"{float(row['effect_size']):+.2f}\n({low:+.2f} to {high:+.2f})"
-    return mean, difference, effect, p_value(row["adjusted_p"])
+    small, large = map(float, row["effect_interval"])
+    return (
+        mean,
+        f"{100 * row['mean_difference']:+.2f}",
+        f"{100 * low:+.2f} to {100 * high:+.2f}",
+        f"{float(row['effect_size']):+.2f}",
+        f"{small:+.2f} to {large:+.2f}",
+        p_value(row["adjusted_p"]),
+    )

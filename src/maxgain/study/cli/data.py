@@ -7,13 +7,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.table import Table
 
 from maxgain.errors import DataError
 
 from ..data import sins10
 from ..data import table as datasets
-from .terminal import Common, DataFolder, Screen
+from ..recipes import RECIPES
+from ..tables import Column, Table
+from .terminal import Common, DataFolder, Screen, typed
+
+EXAMPLES = {
+    "maxgain data list": "what there is, and what of it is here",
+    "maxgain data fetch cifar10": "download a data set and check it against its checksum",
+    "maxgain data check svhn --data ~/data": "is a data set that lies elsewhere whole?",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +28,11 @@ class Action(Common):
     """What all of these take."""
 
     data: DataFolder = None
+    """where the data sets are (default: $MAXGAIN_DATA, or a cache folder)"""
+
+    def _where(self) -> tuple[str, ...]:
+        """What the next command needs to find the same data."""
+        return () if self.data is None else ("--data", str(self.data))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,15 +40,20 @@ class List(Action):
     """List the data sets, and say which are here."""
 
     def run(self, screen: Screen) -> Any:
-        """Shows one row a data set."""
+        """Shows one row per data set."""
         rows = datasets.describe(self.data)
-        table = Table(title=f"data sets in {datasets.data_root(self.data)}")
-        for column in ("name", "what it is", "size", "here"):
-            table.add_column(column)
-        for row in rows:
-            here = "your own" if row.present is None else "yes" if row.present else "no"
-            table.add_row(row.name, row.what, row.size, here)
-        screen.show(table)
+        here = {None: "your own", True: "yes", False: "no"}
+        columns = (
+            Column("name"),
+            Column("here"),
+            Column("what it is", prose=True),
+            Column("size", spare=1, prose=True),
+        )
+        content = tuple((row.name, here[row.present], row.what, row.size) for row in rows)
+        screen.show(Table(f"Data sets in {datasets.data_root(self.data)}", columns, content))
+        away = next((row.name for row in rows if row.present is False), None)
+        steps = {} if away is None else {typed("data", "fetch", away): "download one, and check it"}
+        screen.end(steps={typed("train", "digits", "--regulariser", "maxgain"): "digits needs no download"} | steps)
         return [asdict(row) for row in rows]
 
 
@@ -51,6 +68,7 @@ class Fetch(Action):
         """Shows where the data set lies now."""
         folder = datasets.fetch(self.name, self.data, progress=screen.watched)
         screen.show(f"{self.name} is in {folder}")
+        screen.end(steps={typed("data", "check", self.name, *self._where()): "is it whole?"})
         return {"name": self.name, "folder": str(folder)}
 
 
@@ -69,6 +87,8 @@ class Check(Action):
         fold = 0 if datasets.DATASETS[self.name].folds > 1 else None
         note = datasets.load(self.name, self.data, fold).note
         screen.show(f"{self.name} is whole" + (f"; note: {note}" if note else ""))
+        if self.name in RECIPES:
+            screen.end(steps={typed("train", self.name, "--regulariser", "maxgain", *self._where()): "train on it"})
         return {"name": self.name, "problems": problems, "note": note}
 
 
@@ -92,6 +112,7 @@ class BuildSins10(Action):
             self.imagenet, self.mapping, out, per_class=self.per_class, seed=self.seed, progress=screen.watched
         )
         screen.show(f"sins10 is in {out}")
+        screen.end(steps={typed("data", "check", "sins10", *self._where()): "is it whole?"})
         return {"folder": str(out)}
 
 

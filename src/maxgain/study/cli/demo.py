@@ -13,6 +13,11 @@ from ..report import figures, page
 from . import compare
 from .terminal import Common, Screen
 
+EXAMPLES = {
+    "maxgain demo": "a few minutes on a CPU, nothing to download",
+    "maxgain demo --out elsewhere": "into another folder",
+}
+
 GAMMA = 3.0
 """Chosen on the folds' validation parts alone, by experiments/demo_settings.py; LOG.md has the numbers."""
 FOLDS = 10
@@ -29,7 +34,7 @@ class Options(Common):
     out: Path = Path("maxgain-demo")
     """where everything goes"""
     jobs: int | None = None
-    """runs at a time (default: one a core)"""
+    """runs at a time (default: one per core)"""
     device: str = "cpu"
     """cpu, cuda, or auto: a GPU where there is one; networks this small are no faster there"""
 

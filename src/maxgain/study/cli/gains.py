@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tyro
 
+from maxgain.measure import Quantiles
+
 from ..evaluate import gains
 from ..files import write_json
 from ..regularisers import chosen_for, numbers
 from ..report import figures
 from ..runs import chosen_device, load_data, load_model, read_config
+from ..tables import Column, Table
 from ..train import trained_on
-from .terminal import Common, DataFolder, Screen
+from .terminal import Common, DataFolder, Screen, typed
+
+EXAMPLES = {"maxgain gains runs/digits-maxgain=2-seed0": "draw the gains of a run that 'maxgain train' has finished"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +32,7 @@ class Options(Common):
     run: tyro.conf.Positional[Path]
     """the run's folder"""
     data: DataFolder = None
+    """where the data sets are (default: $MAXGAIN_DATA, or a cache folder)"""
     device: str = "auto"
     """cpu, cuda, or auto: a GPU where there is one"""
 
@@ -48,6 +55,20 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     content = {"bound": bound} | {part: json.loads(report.to_json()) for part, report in reports.items()}
     write_json(options.run / "gains.json", content)
     for part, report in reports.items():
-        screen.show(report.table(f"gain by layer on the {part} set, p = {recipe.p:g}"))
-    screen.show(f"written: {', '.join(map(str, [*paths, options.run / 'gains.json']))}")
+        screen.show(gain_table(f"Gain by layer on the {part} set, p = {recipe.p:g}", report.quantiles()))
+    steps = {typed("inspect", options.run): "the same gains beside operator norms"}
+    screen.end([*paths, options.run / "gains.json"], steps)
     return content
+
+
+def gain_table(title: str, quantiles: Mapping[str, Quantiles]) -> Table:
+    """One row per layer; the largest gain is what a bound is about, so it stays on the narrowest terminal."""
+    columns = (
+        Column("layer"),
+        Column("min", spare=2),
+        Column("lower quartile", spare=1),
+        Column("median"),
+        Column("upper quartile", spare=1),
+        Column("max"),
+    )
+    return Table(title, columns, tuple((name, *row) for name, row in quantiles.items()))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import math
+import re
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +14,10 @@ from typing import Any
 
 import torch
 import tyro
-from rich.table import Table
 from torch import Tensor, nn
 
 from maxgain import operator_norms, sampled_slope
-from maxgain.errors import RunError
+from maxgain.errors import RunError, UnsupportedLayerError
 from maxgain.measure import evaluating
 
 from ..data.splits import Split
@@ -24,9 +26,16 @@ from ..files import strict, write_json
 from ..regularisers import chosen_for, numbers
 from ..report import figures
 from ..runs import chosen_device, load_data, load_model, read_config
+from ..tables import Column, Table
 from ..train import trained_on
 from ..wording import clause
-from .terminal import Common, DataFolder, Screen
+from .terminal import Common, DataFolder, Screen, typed
+
+EXAMPLES = {
+    "maxgain inspect runs/digits-maxgain=2-seed0": "the layers of a run that 'maxgain train' has finished",
+    "maxgain inspect --model my_model:make --input 3x32x32": "a model of your own, which my_model.py's make() returns",
+    "maxgain inspect --model my_model:make --input 16x64 --exclude '*.self_attn'": "less what cannot be measured",
+}
 
 NORMS = (1.0, 2.0, math.inf)
 SLOPE_SAMPLE = 200
@@ -46,6 +55,7 @@ class Options(Common):
     exclude: tuple[str, ...] = ()
     """with --model: layers to leave out, as patterns over their names, such as '*.self_attn'"""
     data: DataFolder = None
+    """where the data sets are (default: $MAXGAIN_DATA, or a cache folder)"""
     device: str = "auto"
     """cpu, cuda, or auto: a GPU where there is one"""
     out: Path | None = None
@@ -68,7 +78,10 @@ class Subject:
 def run(options: Options, screen: Screen) -> dict[str, Any]:
     """Shows the table, writes inspect.json and a figure."""
     subject = _from_run(options) if options.run is not None else _from_model(options)
-    content = inspected(subject)
+    try:
+        content = inspected(subject)
+    except UnsupportedLayerError as error:
+        raise UnsupportedLayerError(_with_flags(str(error))) from error
     screen.show(layer_table(subject.title, content))
     for line in network_lines(content):
         screen.show(line)
@@ -77,7 +90,8 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     drawn = figures.gains_beside_norms(content["norms"]["2"], peaks)
     paths = figures.save(drawn, folder, "inspect")
     write_json(folder / "inspect.json", strict(content))
-    screen.show(f"written: {', '.join(map(str, [*paths, folder / 'inspect.json']))}")
+    steps = {} if options.run is None else {typed("gains", options.run): "the whole distribution of the gains, drawn"}
+    screen.end([*paths, folder / "inspect.json"], steps)
     return content
 
 
@@ -110,28 +124,26 @@ def inspected(subject: Subject) -> dict[str, Any]:
 
 
 def layer_table(title: str, content: dict[str, Any]) -> Table:
-    """One row a layer. The ratio is of the largest gain to the operator norm of the same p, where that is known."""
-    own = content["norms"].get(f"{content['p']:g}")
-    table = Table(title=f"{title}: gains (p = {content['p']:g}) and operator norms")
-    table.add_column("layer")
-    for part in content["gains"]:
-        table.add_column(f"{part} max", justify="right")
-        table.add_column(f"{part} median", justify="right")
-    for p in content["norms"]:
-        table.add_column(f"‖W‖{'∞' if p == 'inf' else p}", justify="right")
-    if own and content["gains"]:
-        table.add_column("gain / norm", justify="right")
-    if content["bounds"]:
-        table.add_column("bound", justify="right")
-    for name in content["norms"]["2"]:
-        cells = [f"{row[name][i]:.4g}" for row in content["gains"].values() for i in (-1, 2)]
-        cells += [f"{norms[name]:.4g}" for norms in content["norms"].values()]
-        if own and content["gains"]:
-            cells.append(f"{max(row[name][-1] for row in content['gains'].values()) / own[name]:.3f}")
-        if content["bounds"]:
-            cells.append(f"{content['bounds'][name]:g}")
-        table.add_row(name, *cells)
-    return table
+    """One row per layer. The ratio is of the largest gain to the operator norm of the same p, where that is known."""
+    gains, norms, bounds, layers = content["gains"], content["norms"], content["bounds"], content["norms"]["2"]
+    own = norms.get(f"{content['p']:g}")
+    columns: list[tuple[Column, list[float]]] = []
+    for part, rows in gains.items():
+        columns.append((Column(f"{part} max", spare=0 if part == "train" else 1), [rows[name][-1] for name in layers]))
+        columns.append((Column(f"{part} median", spare=3), [rows[name][2] for name in layers]))
+    for p, norm in norms.items():
+        subscript = "∞" if p == "inf" else p
+        columns.append((Column(f"‖W‖{subscript}", spare=0 if norm is own else 4), [norm[name] for name in layers]))
+    if own and gains:
+        peaks = {name: max(rows[name][-1] for rows in gains.values()) for name in layers}
+        columns.append((Column("gain / norm", spare=2), [peaks[name] / own[name] for name in layers]))
+    if bounds:
+        columns.append((Column("bound", spare=1), [bounds[name] for name in layers]))
+    return Table(
+        f"{title}: gains (p = {content['p']:g}) and operator norms",
+        (Column("layer"), *(column for column, _ in columns)),
+        tuple(zip(layers, *(values for _, values in columns), strict=True)),
+    )
 
 
 def network_lines(content: dict[str, Any]) -> list[str]:
@@ -189,6 +201,16 @@ def _from_model(options: Options) -> Subject:
         reason = clause(str(error).splitlines()[0])
         raise RunError(f"{options.model} takes no input of the shape {options.input}: {reason}.") from error
     return Subject(options.model, model, example, {}, exclude=options.exclude)
+
+
+def _with_flags(sentence: str) -> str:
+    """The library's advice for somebody who types: --exclude a b, where Python has exclude=['a', 'b']."""
+
+    def typed_out(found: re.Match[str]) -> str:
+        names = ast.literal_eval(found[1])
+        return f"--exclude {shlex.join([names] if isinstance(names, str) else names)}"
+
+    return re.sub(r"exclude=(\[[^]]*\]|'[^']*')", typed_out, sentence)
 
 
 def _made(path: str) -> nn.Module:

@@ -9,7 +9,13 @@ from typing import Any
 import tyro
 
 from ..report import page
+from ..wording import counted
 from .terminal import Common, Screen
+
+EXAMPLES = {
+    "maxgain report compare-digits": "a page of a comparison, into report.html",
+    "maxgain report tune-digits-maxgain --out tune.html": "what a search tried, and what it chose",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,5 +40,6 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     for warning in found.warnings:
         screen.show(f"note: {warning}")
     failed = f", {len(found.failed)} failed" if found.failed else ""
-    screen.show(f"written: {options.out} ({len(found.runs)} runs{failed})")
+    screen.show(f"{counted(len(found.runs), 'run')}{failed}")
+    screen.end([options.out])
     return {"page": str(options.out), "runs": len(found.runs), "failed": len(found.failed)}

@@ -1,31 +1,27 @@
-"""What people see: tables and progress on a terminal, nothing but JSON for machines."""
+"""What people see: text, tables and progress on a terminal; machines get nothing but JSON."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
+from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..files import strict
+from ..tables import Table
+from .progress import Bars
 
 WIDTH_OF_A_FILE = 160
 
-DataFolder = Annotated[
-    Path | None,
-    tyro.conf.arg(
-        metavar="DIR",
-        help="where the data sets are",
-        help_behavior_hint="(default: $MAXGAIN_DATA, or a cache folder)",
-    ),
-]
+DataFolder = Path | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +36,7 @@ class Screen:
     """Where a command shows what it does; silent for people when the output is for machines."""
 
     def __init__(self, *, for_machines: bool = False) -> None:
-        # Paths may hold brackets and colons, which are no markup; a file or a pipe has no width to cut tables to.
+        # Paths may hold brackets and colons, which are no markup; a file or a pipe has no width to fit tables into.
         self.console = Console(quiet=for_machines, markup=False, emoji=False)
         if not self.console.is_terminal:
             self.console.width = WIDTH_OF_A_FILE
@@ -51,9 +47,23 @@ class Screen:
         """Whether somebody sees it as it happens."""
         return self.console.is_terminal and not self.for_machines
 
-    def show(self, *what: Any) -> None:
-        """Prints text or a table."""
-        self.console.print(*what, highlight=False, soft_wrap=True)
+    def show(self, what: str | Table) -> None:
+        """Prints a table, or text, which wraps at words on a terminal and not at all in a file."""
+        if isinstance(what, Table):
+            self.console.print(what.drawn(self.console.width))
+        else:
+            text = wrapped(what, self.console.width) if self.console.is_terminal else what
+            self.console.print(text, highlight=False, soft_wrap=True)
+
+    def end(self, files: Sequence[Path] = (), steps: Mapping[str, str] | None = None) -> None:
+        """Says which files were written and what to type next, each command with what it is for."""
+        if files:
+            self.show(f"written: {_gathered(files)}")
+        width = max(map(len, steps or ()), default=0)
+        for command, purpose in (steps or {}).items():
+            # One line, so that it can be copied; where that is too long, the command has a line of its own.
+            gap = " " * (width - len(command)) if 6 + width + len(purpose) < self.console.width else "\n      "
+            self.show(f"next: {command}{gap}  # {purpose}")
 
     def finish(self, result: Any) -> None:
         """Prints the result for machines, if that is what was asked for."""
@@ -61,16 +71,46 @@ class Screen:
             sys.stdout.write(json.dumps(strict(result), indent=2, allow_nan=False) + "\n")
 
     @contextmanager
-    def progress(self) -> Iterator[Progress]:
-        """A progress bar on standard error; none where that is not a terminal."""
+    def progress(self) -> Iterator[Bars]:
+        """Progress bars on standard error; none where that is not a terminal."""
         error = Console(stderr=True)
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),  # what the others leave of the line
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(compact=True),
+        with Bars(error, hidden=self.for_machines or not error.is_terminal) as bars:
+            yield bars
+
+
+def typed(*words: object) -> str:
+    """A maxgain command as it is typed in a shell."""
+    return shlex.join(["maxgain", *map(str, words)])
+
+
+def complain(text: str) -> None:
+    """Writes to standard error, wrapped at words where that is a terminal."""
+    error = Console(stderr=True)
+    sys.stderr.write((wrapped(text, error.width) if error.is_terminal else text) + "\n")
+
+
+def wrapped(text: str, width: int) -> str:
+    """The text with line ends between words; a word that is longer than the line is left whole, to be copied whole."""
+    return "\n".join(
+        line
+        if cell_len(line) <= width
+        else textwrap.fill(
+            line,
+            width,
+            subsequent_indent=" " * (len(line) - len(line.lstrip())),
+            break_long_words=False,
+            break_on_hyphens=False,
         )
-        quiet = self.for_machines or not error.is_terminal
-        with Progress(*columns, console=error, disable=quiet, transient=True) as progress:
-            yield progress
+        for line in text.split("\n")
+    )
+
+
+def _gathered(files: Sequence[Path]) -> str:
+    """The files by folder: runs/one/ result.json, model.safetensors."""
+    folders: dict[Path, list[str]] = {}
+    for file in files:
+        folders.setdefault(file.parent, []).append(file.name)
+    return "; ".join(
+        str(folder / names[0]) if len(names) == 1 else f"{', '.join(names)} in {folder}"
+        for folder, names in folders.items()
+    )

@@ -7,19 +7,26 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 from rich.progress import Progress
-from rich.table import Table
 
 from maxgain.errors import MissingExtraError, RecipeError
 
 from ..recipes import Recipe
 from ..regularisers import chosen_for, numbers
 from ..runs import Result, Run, Watcher, perform
+from ..tables import Column, Table
 from ..train import Training
-from .terminal import Common, DataFolder, Screen
+from ..wording import counted
+from .terminal import Common, DataFolder, Screen, typed
+
+EXAMPLES = {
+    "maxgain train digits --regulariser maxgain --gamma 2": "less than a minute on a CPU, and nothing to download",
+    "maxgain train cifar10 --regulariser maxgain=2+batchnorm --data ~/data": "a row of the paper; hours, on a GPU",
+    "maxgain train cifar10 --regulariser maxgain=2+batchnorm --data ~/data --resume": "go on after it was stopped",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,19 +35,15 @@ class Options(Common):
 
     recipe: tyro.conf.OmitArgPrefixes[Recipe]
     data: DataFolder = None
-    out: Annotated[
-        Path | None,
-        tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/RECIPE-REGULARISER-seedSEED)"),
-    ] = None
-    """the run's folder"""
+    """where the data sets are (default: $MAXGAIN_DATA, or a cache folder)"""
+    out: Path | None = None
+    """the run's folder (default: runs/RECIPE-REGULARISER-seedSEED)"""
     resume: bool = False
     """go on from the folder's checkpoint, to the same bits as if nothing had happened"""
     device: str = "auto"
     """cpu, cuda, or auto: a GPU where there is one"""
-    checkpoint_seconds: Annotated[
-        float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="(default: after every epoch)")
-    ] = None
-    """save this often, within an epoch too"""
+    checkpoint_seconds: float | None = None
+    """save this often, within an epoch too (default: after every epoch)"""
     tensorboard: bool = False
     """also write the metrics for TensorBoard, into the run's folder"""
 
@@ -50,7 +53,7 @@ def run(options: Options, screen: Screen) -> Result:
     recipe = options.recipe
     expect_used(recipe)
     out = options.out or default_folder(recipe)
-    screen.show(f"{recipe.name}: {recipe.network}, {spelt(recipe)}, {recipe.epochs} epochs → {out}")
+    screen.show(f"{recipe.name}: {recipe.network}, {spelt(recipe)}, {counted(recipe.epochs, 'epoch')} → {out}")
     with screen.progress() as progress, _board(out, options.tensorboard) as board:
         watcher = together(_resumption(options, screen), progress_watcher(progress, recipe), board)
         result = perform(
@@ -59,6 +62,9 @@ def run(options: Options, screen: Screen) -> Result:
     if result["note"]:
         screen.show(f"note: {result['note']}")
     screen.show(scores_table(result))
+    names = ("config.json", "metrics.jsonl", "model.safetensors", "result.json")
+    steps = {typed("gains", out): "each layer's gains, drawn", typed("inspect", out): "gains beside operator norms"}
+    screen.end([out / name for name in names], steps)
     return result
 
 
@@ -131,19 +137,20 @@ def progress_watcher(progress: Progress, recipe: Recipe) -> Watcher:
 
 def scores_table(result: Result) -> Table:
     """Loss and accuracy on each part of the data."""
-    table = Table(title=f"{result['recipe']}, {result['regulariser']}, {result['seconds']:.0f} s on {result['device']}")
-    for column in ("", "accuracy", "loss (nats)", "largest gain"):
-        table.add_column(column, justify="right" if column else "left")
-    for part in ("train", "validation", "test"):
-        if result[f"{part}_accuracy"] is None:
-            continue
-        table.add_row(
-            part,
-            f"{result[f'{part}_accuracy']:.2%}",
-            _number(result[f"{part}_loss"], ".4f"),
-            _largest(result["max_gain"].get(part, {}), ".3f"),
-        )
-    return table
+    return Table(
+        f"{result['recipe']}, {result['regulariser']}, {result['seconds']:.0f} s on {result['device']}",
+        (Column("part"), Column("accuracy"), Column("loss (nats)"), Column("largest gain", spare=1)),
+        tuple(
+            (
+                part,
+                f"{result[f'{part}_accuracy']:.2%}",
+                _number(result[f"{part}_loss"], ".4f"),
+                _largest(result["max_gain"].get(part, {}), ".3f") or None,
+            )
+            for part in ("train", "validation", "test")
+            if result[f"{part}_accuracy"] is not None
+        ),
+    )
 
 
 def _largest(gains: Mapping[str, float | None], form: str) -> str:

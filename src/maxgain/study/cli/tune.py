@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import tyro
 from rich.progress import Progress
-from rich.table import Table
 
 from maxgain.errors import RecipeError, RunError
 
@@ -19,7 +18,14 @@ from ..compare.workers import process_count
 from ..files import write_json
 from ..recipes import Recipe, to_json
 from ..report import figures
-from .terminal import Common, DataFolder, Screen
+from ..tables import Column, Table
+from ..wording import counted
+from .terminal import Common, DataFolder, Screen, typed
+
+EXAMPLES = {
+    "maxgain tune digits --regulariser maxgain --grid gamma=1.25:3:0.25": "a few minutes on a CPU",
+    "maxgain tune digits --regulariser maxgain+dropout --trials 20": "two numbers at once, proposed by TPE",
+}
 
 TRIALS = 30
 
@@ -33,6 +39,8 @@ class Options(Common):
     was stopped or killed: no trial is lost or done twice.
     """
 
+    refuses: ClassVar = ("train_on",)
+
     recipe: tyro.conf.OmitArgPrefixes[Recipe]
     grid: tuple[str, ...] = ()
     """values to try, as NAME=START:STOP:STEP, NAME being a regulariser or its parameter: gamma=1.25:3:0.25
@@ -43,11 +51,12 @@ class Options(Common):
     """an optuna storage URL, for searches from several machines, each with an --out of its own (default: a file in the
     folder); it becomes part of the command that results keep, so leave passwords to the database's own files"""
     jobs: int | None = None
-    """trials at a time, each in a process with one thread; with a grid no result depends on it (default: one a core,
-    or one on a GPU)"""
+    """trials at a time, each in a process with one thread; with a grid no result depends on it (default: one per
+    core, or one on a GPU)"""
     out: Path | None = None
     """the search's folder (default: tune- and the recipe and regulariser)"""
     data: DataFolder = None
+    """where the data sets are (default: $MAXGAIN_DATA, or a cache folder)"""
     device: str = "auto"
     """cpu, cuda, or auto: a GPU where there is one"""
 
@@ -56,7 +65,7 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     """Writes tuned.json, curve.json and the figure into the search's folder, and shows them."""
     search = _search(options)
     processes = process_count(options.jobs, options.device)
-    screen.show(f"{search.name}: {search.size} points → {search.folder}")
+    screen.show(f"{search.recipe.name}, {search.recipe.regulariser}: {counted(search.size, 'point')} → {search.folder}")
     with screen.progress() as progress:
         curve = tune.run(search, processes, _teller(progress, search.size))
     chosen = best(curve)
@@ -69,8 +78,15 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     labels = {dimension.regulariser: dimension.parameter for dimension in search.space}
     paths = figures.save(figures.tuning_curve(curve, labels, chosen["values"]), search.folder, "curve")
     screen.show(f"chosen: {tuned['regulariser']} ({RULE})")
-    names = [search.folder / "tuned.json", search.folder / "curve.json", *paths]
-    screen.show(f"written: {', '.join(map(str, names))}")
+    files = [search.folder / "tuned.json", search.folder / "curve.json", *paths]
+    page = search.folder / "report.html"
+    screen.end(
+        files,
+        {
+            typed("train", search.recipe.name, "--regulariser", tuned["regulariser"]): "train with what was chosen",
+            typed("report", search.folder, "--out", page): "a page of what was tried",
+        },
+    )
     return tuned
 
 
@@ -118,29 +134,37 @@ def _tuned(search: tune.Search, curve: list[Tried], chosen: Tried) -> dict[str, 
 
 
 def _table(curve: list[Tried], search: tune.Search, chosen: Tried | None) -> Table:
-    table = Table(title=f"{search.recipe.name}, {search.recipe.regulariser}: chosen on the validation part")
-    for dimension in search.space:
-        table.add_column(f"{dimension.regulariser} {dimension.parameter}", justify="right")
-    for column in ("validation", "loss (nats)", "train", "loss (nats)"):
-        table.add_column(column, justify="right")
-    table.add_column("")
-    for row in curve:
-        remark = "chosen" if row is chosen else "" if row["status"] == "complete" else row["status"]
-        parts = ("validation", "train")
-        scores = (
-            text for part in parts for text in (_percent(row.get(f"{part}_accuracy")), _nats(row.get(f"{part}_loss")))
-        )
-        style = "bold" if row is chosen else None
-        table.add_row(*(f"{value:g}" for value in row["values"].values()), *scores, remark, style=style)
-    return table
+    return Table(
+        f"{search.recipe.name}, {search.recipe.regulariser}: chosen on the validation part",
+        (
+            *(Column(f"{dimension.regulariser} {dimension.parameter}") for dimension in search.space),
+            Column("validation accuracy"),
+            Column("validation loss", spare=1),
+            Column("train accuracy", spare=2),
+            Column("train loss", spare=3),
+            Column("", spare=0),
+        ),
+        tuple(
+            (
+                *row["values"].values(),
+                _percent(row.get("validation_accuracy")),
+                _nats(row.get("validation_loss")),
+                _percent(row.get("train_accuracy")),
+                _nats(row.get("train_loss")),
+                "chosen" if row is chosen else "" if row["status"] == "complete" else row["status"],
+            )
+            for row in curve
+        ),
+        bold=frozenset(number for number, row in enumerate(curve) if row is chosen),
+    )
 
 
-def _percent(fraction: float | None) -> str:
-    return "" if fraction is None else f"{fraction:.2%}"
+def _percent(fraction: float | None) -> str | None:
+    return None if fraction is None else f"{fraction:.2%}"
 
 
-def _nats(loss: float | None) -> str:
-    return "" if loss is None else f"{loss:.4f}"
+def _nats(loss: float | None) -> str | None:
+    return None if loss is None else f"{loss:.4f}"
 
 
 def _spelt(values: Point) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from maxgain.errors import RecipeError, RegulariserError
 
 from ..regularisers import Chosen, parse
+from ..wording import nearest
 
 RULE = "best validation accuracy, then lowest validation loss, then smallest numbers"
 SMALL_GRID = 4
@@ -49,7 +50,12 @@ class Grid:
 
     def names(self, part: Chosen) -> bool:
         """Whether these are values of that regulariser's number."""
-        return self.name in (part.row.name, part.row.parameter)
+        return self.name in _names(part)
+
+
+def _names(part: Chosen) -> tuple[str, ...]:
+    """What a regulariser's number may be called: by its own name, or by the regulariser's."""
+    return (part.row.name,) if part.row.parameter is None else (part.row.parameter, part.row.name)
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,11 @@ def expect_used(grids: Sequence[Grid], regularisers: Sequence[str]) -> None:
     """Refuses a grid of a number that no regulariser leaves open."""
     for grid in grids:
         if not any(grid.names(part) for text in regularisers for part in _open_parts(text)):
-            raise RecipeError(f"there is no {grid.name!r} to choose in {' or '.join(regularisers)}.")
+            meant = nearest(
+                grid.name, [name for text in regularisers for part in _open_parts(text) for name in _names(part)]
+            )
+            hint = f": did you mean {meant!r}?" if meant else "."
+            raise RecipeError(f"there is no {grid.name!r} to choose in {' or '.join(regularisers)}{hint}")
 
 
 def small_grid(dimension: Dimension) -> Dimension:
