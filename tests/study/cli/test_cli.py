@@ -34,7 +34,8 @@ ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is found, and nothing is left, in the folder that the tests are run from."""
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     monkeypatch.delenv("MAXGAIN_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -165,8 +166,8 @@ def cifar10(folder: Path) -> Path:
     return files
 
 
-def test_a_truncated_data_file_is_named(tmp_path, capsys) -> None:
-    files = cifar10(tmp_path / "data")
+def test_a_truncated_data_file_is_named(capsys) -> None:
+    files = cifar10(Path("data"))
     assert cli.main(["data", "check", "cifar10", "--data", "data"]) == 0
     os.truncate(files / "data_batch_3.bin", 10_000 * 3073 - 1)
     capsys.readouterr()
