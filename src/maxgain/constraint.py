@@ -132,6 +132,10 @@ class Constraint(ABC):
         """Project every constrained layer now; for those who update weights without an attached optimiser."""
         self._project(self._share(None), None)
 
+    def discard(self) -> None:
+        """Throw away what was measured since the last step; for those who decide to leave a step out."""
+        self._forget(self._share(None))
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Within this context forwards are not measured and steps do not project."""

@@ -1,0 +1,72 @@
+"""What the frameworks' callbacks have in common: a constraint that lives as long as a training does."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..constraint import Bound
+from ..errors import AttachError
+from ..gain import MaxGain
+
+
+class ConstrainingCallback:
+    """Makes a ``MaxGain`` of the model in training, and attaches it to the optimisers that hold its weights.
+
+    It takes the arguments of ``MaxGain`` but the model.
+    """
+
+    constraint: MaxGain | None
+    """The constraint of the newest training; None before the first."""
+
+    def __init__(self, gamma: Bound = 2.0, **options: Any) -> None:
+        inspect.signature(MaxGain).bind(None, gamma, **options)  # a misspelt argument is known at once
+        self.gamma = gamma
+        self.options = {name: _kept(value) for name, value in options.items()}
+        self.constraint = None
+
+    def begin(self, model: nn.Module, optimizers: Iterable[Any]) -> MaxGain:
+        """Constrains the model from here on."""
+        self.end()
+        constraint = MaxGain(model, self.gamma, **self.options)
+        free = set(constraint.unconstrained)
+        weights = {id(parameter) for name, parameter in model.named_parameters() if name not in free}
+        found = [unwrapped(optimizer) for optimizer in optimizers]
+        if not found:
+            raise AttachError("there is no optimiser to constrain the steps of.")
+        # Of several optimisers some may have nothing to do with the constrained weights; not all of them, though.
+        for optimizer in [optimizer for optimizer in found if weights & _held(optimizer)] or found[:1]:
+            constraint.attach(optimizer)
+        self.constraint = constraint
+        return constraint
+
+    def end(self) -> None:
+        """Leaves the model as it is now, without a constraint; ``constraint.gains`` can still be read."""
+        if self.constraint is not None:
+            self.constraint.detach()
+
+    def logged(self) -> dict[str, float]:
+        """The newest gains, as a logger takes them."""
+        gains = self.constraint.gains if self.constraint is not None else {}
+        return {f"gain/{name}": gain for name, gain in gains.items() if not math.isnan(gain)}
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The optimiser itself: frameworks hand out wrappers around it, whose hooks nobody calls."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer
+
+
+def _kept(value: Any) -> Any:
+    """The value in a form that can be used and saved more than once."""
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
+
+
+def _held(optimizer: Any) -> set[int]:
+    return {id(parameter) for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]}

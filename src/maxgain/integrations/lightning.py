@@ -1,0 +1,73 @@
+"""A callback for Lightning's Trainer."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from torch.optim import Optimizer
+
+from ..constraint import Bound
+from ..errors import MissingExtraError
+from .callback import ConstrainingCallback
+
+try:
+    import lightning.pytorch as pl
+except ImportError as error:
+    raise MissingExtraError("MaxGainCallback needs Lightning: pip install 'maxgain[lightning]'.") from error
+
+
+class MaxGainCallback(ConstrainingCallback, pl.Callback):
+    """Constrains the gains of a ``LightningModule``: ``Trainer(callbacks=[MaxGainCallback(gamma=2.0)])``.
+
+    It takes the arguments of ``MaxGain`` but the model. Every optimiser of the module projects what it steps. The gains
+    go to the trainer's loggers, as ``gain/<layer>``, and the constraint's state into its checkpoints.
+    """
+
+    def __init__(self, gamma: Bound = 2.0, **options: Any) -> None:
+        super().__init__(gamma, **options)
+        self._saved: dict[str, Any] = {}
+        self._skipping = ExitStack()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The strategy has put the weights where they are trained, and checkpoints are loaded."""
+        constraint = self.begin(pl_module, trainer.optimizers)
+        if self._saved:
+            constraint.load_state_dict(self._saved)
+            self._saved = {}
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
+    ) -> None:
+        """A ``training_step`` that returns None leaves no gradients; Lightning calls the optimiser all the same."""
+        gradients = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
+        if (
+            self.constraint is not None
+            and pl_module.automatic_optimization
+            and not any(g is not None for g in gradients)
+        ):
+            self._skipping.enter_context(self.constraint.paused())
+            self._skipping.callback(self.constraint.discard)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        """Logs as Lightning's own monitors do: ``log()`` would want every step's gains, and so wait for the GPU."""
+        self._skipping.close()
+        if trainer.is_global_zero and trainer.loggers and trainer._logger_connector.should_update_logs:
+            for logger in trainer.loggers:
+                logger.log_metrics(self.logged(), step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Leaves a plain module behind."""
+        self.end()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Leaves a plain module behind."""
+        self.end()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What Lightning puts into a checkpoint."""
+        return dict(self.constraint.state_dict()) if self.constraint is not None else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Lightning calls this before the weights are where they are trained, so the state waits until then."""
+        self._saved = state_dict

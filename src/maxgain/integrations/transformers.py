@@ -1,0 +1,83 @@
+"""A callback for the Trainer of Hugging Face's transformers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..constraint import Bound
+from ..errors import MissingExtraError
+from .callback import ConstrainingCallback
+
+try:
+    import accelerate  # noqa: F401 - Trainer needs it, and says so in a way that helps nobody
+    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer_callback import ExportableState
+except ImportError as error:
+    raise MissingExtraError("MaxGainCallback needs transformers: pip install 'maxgain[transformers]'.") from error
+
+
+class MaxGainCallback(ConstrainingCallback, TrainerCallback, ExportableState):
+    """Constrains the gains of a model in training: ``Trainer(..., callbacks=[MaxGainCallback(gamma=2.0)])``.
+
+    It takes the arguments of ``MaxGain`` but the model. The gains are logged with the loss, as ``gain/<layer>``, to
+    wherever the trainer reports, and the constraint's state is kept in the checkpoints' ``trainer_state.json``.
+    """
+
+    def __init__(self, gamma: Bound = 2.0, **options: Any) -> None:
+        super().__init__(gamma, **options)
+        if not hasattr(Trainer.log, "adds_gains"):
+            Trainer.log = _adding_gains(Trainer.log)
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: nn.Module,
+        optimizer: Any,
+        **kwargs: Any,
+    ) -> None:
+        """The weights are where they are trained; where a checkpoint was loaded, ``state`` is what it held."""
+        constraint = self.begin(model, [optimizer])
+        # A checkpoint that was written without this callback lacks its row, and the trainer would stumble over that.
+        saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+        if state.global_step:
+            own, numbers = constraint.state_dict(), saved["attributes"]["saved"]
+            like = {name: own[name].dtype for name in own.keys() & numbers.keys()}
+            constraint.load_state_dict({name: torch.tensor(n, dtype=like.get(name)) for name, n in numbers.items()})
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        """Leaves a plain model behind."""
+        self.end()
+
+    def state(self) -> dict[str, Any]:
+        """What the trainer puts into a checkpoint, in numbers that JSON can hold; a process group is not one."""
+        options = {name: value for name, value in self.options.items() if name != "process_group"}
+        tensors = self.constraint.state_dict() if self.constraint is not None else {}
+        saved = {name: tensor.tolist() for name, tensor in tensors.items()}
+        return {"args": {"gamma": self.gamma, **options}, "attributes": {"saved": saved}}
+
+
+def _adding_gains(log: Callable[..., None]) -> Callable[..., None]:
+    """A ``Trainer.log`` that adds the gains to a training step's log.
+
+    A callback of one's own hears of a log after those that report it (TensorBoard and the like), which is too late to
+    add anything.
+    """
+
+    @functools.wraps(log)
+    def adding(trainer: Trainer, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        if "loss" in logs:
+            for callback in trainer.callback_handler.callbacks:
+                if isinstance(callback, MaxGainCallback):
+                    logs |= callback.logged()
+        log(trainer, logs, *args, **kwargs)
+
+    adding.adds_gains = True  # type: ignore[attr-defined]
+    return adding
