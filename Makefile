@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: help demo test lint docs bench hooks clean
+.PHONY: help demo test slow lint docs bench hooks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -12,8 +12,11 @@ help: ## this list
 demo: $(VENV)/.study ## the method on real data that needs no download: table, figures, one page
 	$(BIN)/maxgain demo
 
-test: lint ## everything that must hold
-	$(BIN)/python -m pytest -n auto --dist worksteal
+test: lint ## everything that must hold, on one machine and in a few minutes
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+
+slow: $(VENV)/.dev ## what takes many processes: ranks, clusters, and those of them that are killed
+	$(BIN)/python -m pytest -n 1 -m slow
 
 lint: $(VENV)/.dev ## style and types alone
 	$(BIN)/ruff check .

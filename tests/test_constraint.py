@@ -135,6 +135,18 @@ def test_an_optimiser_is_attached_once() -> None:
         constraint.attach(optimiser)
 
 
+def test_what_a_step_that_is_left_out_showed_can_be_discarded() -> None:
+    model = nn.Linear(3, 3, bias=False)
+    before = model.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    constraint = MaxGain(model, gamma=1e-3).attach(optimizer)
+    model(torch.randn(4, 3))
+    constraint.discard()
+    with pytest.raises(NotMeasuredError):
+        optimizer.step()
+    assert torch.equal(model.weight, before)
+
+
 def test_a_step_without_any_forward_says_so_unless_it_is_paused() -> None:
     model = net()
     optimiser = sgd(model)

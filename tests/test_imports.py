@@ -1,6 +1,7 @@
 """The method needs torch and numpy alone, and knows nothing of the study that is built on it."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +9,24 @@ from pathlib import Path
 import pytest
 
 import maxgain
+from maxgain.errors import MissingExtraError
 
 PACKAGE = Path(maxgain.__file__).parent
 METHOD = sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] != "study")
-OTHERS = {"matplotlib", "rich", "scipy", "tyro", "sklearn", "transformers", "lightning", "optuna", "PIL", "pooch"}
+OTHERS = {
+    "matplotlib",
+    "rich",
+    "scipy",
+    "tyro",
+    "sklearn",
+    "transformers",
+    "accelerate",
+    "lightning",
+    "ray",
+    "optuna",
+    "PIL",
+    "pooch",
+}
 
 
 def imported(path: Path) -> set[str]:
@@ -47,3 +62,16 @@ def test_the_method_imports_nothing_but_torch_and_numpy() -> None:
     assert "maxgain" in new
     assert not new & OTHERS
     assert "maxgain.study" not in done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("framework", "package"),
+    [("lightning", "lightning"), ("transformers", "transformers"), ("transformers", "accelerate")],
+)
+def test_an_integration_without_its_framework_says_what_to_install(
+    framework: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"maxgain.integrations.{framework}", raising=False)
+    with pytest.raises(MissingExtraError, match=rf"pip install 'maxgain\[{framework}\]'\.$"):
+        importlib.import_module(f"maxgain.integrations.{framework}")

@@ -9,7 +9,7 @@ import math
 import statistics
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,12 +118,9 @@ class Monitor:
         """
         if step % self.every:
             return
-        gains = {name: gain for name, gain in self.constraint.gains.items() if math.isfinite(gain)}
-        bounded = [name for name in gains if math.isfinite(self.constraint.bounds[name])]
-        scales = self.constraint.scales if bounded else {}
-        numbers = {f"gain/{name or ITSELF}": gain for name, gain in gains.items()}
-        self._send(numbers | {f"scale/{name or ITSELF}": scales[name] for name in bounded}, step)
-        for name, gain in gains.items():
+        gains = self.constraint.gains
+        self._send(curves(self.constraint, gains), step)
+        for name, gain in finite(gains).items():
             self._look(name, gain, step)
 
     def _look(self, name: str, gain: float, step: int) -> None:
@@ -135,6 +132,20 @@ class Monitor:
         elif name not in self._alarmed:
             self._alarmed.add(name)
             self.on_alarm(Alarm(name, gain, expected, step))
+
+
+def curves(constraint: Constraint, gains: Mapping[str, float]) -> dict[str, float]:
+    """One number per curve: the gain of every layer that has one, and what a bounded layer was multiplied by."""
+    known = finite(gains)
+    bounded = [name for name in known if math.isfinite(constraint.bounds[name])]
+    scales = constraint.scales if bounded else {}
+    numbers = {f"gain/{name or ITSELF}": gain for name, gain in known.items()}
+    return numbers | {f"scale/{name or ITSELF}": scales[name] for name in bounded}
+
+
+def finite(gains: Mapping[str, float]) -> dict[str, float]:
+    """The gains of the layers that have one."""
+    return {name: gain for name, gain in gains.items() if math.isfinite(gain)}
 
 
 def usual(history: Sequence[float]) -> float:

@@ -24,13 +24,7 @@ from maxgain.integrations.lightning import MaxGainCallback  # noqa: E402
 GAMMA = 0.4
 BATCHES = 12
 
-pytestmark = [
-    pytest.mark.filterwarnings(
-        "ignore:.*LeafSpec:FutureWarning"
-    ),  # a part of torch that torch is about to leave behind
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),  # advice on speed
-    pytest.mark.filterwarnings("ignore:.*returned `None`:UserWarning"),  # on purpose
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*returned `None`:UserWarning")  # on purpose
 
 
 class Net(nn.Sequential):
@@ -264,6 +258,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"rank{rank}") for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["ddp", "ddp, resumed", "fsdp", "fsdp, resumed"])
 def test_two_ranks_end_where_one_does(ranks: list[dict[str, Any]], how: str) -> None:
     one, other = (rank[how] for rank in ranks)
@@ -271,6 +266,7 @@ def test_two_ranks_end_where_one_does(ranks: list[dict[str, Any]], how: str) -> 
     expect_as_alone(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_two_ranks_that_go_on_from_a_checkpoint_end_in_the_same_bits(ranks: list[dict[str, Any]], how: str) -> None:
     for rank in ranks:

@@ -202,6 +202,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"rank{rank}") for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["ddp", "ddp, resumed", "fsdp", "fsdp, resumed", "accelerate"])
 def test_two_ranks_end_where_one_does(ranks: list[dict[str, Any]], how: str) -> None:
     one, other = (rank[how] for rank in ranks)
@@ -209,6 +210,7 @@ def test_two_ranks_end_where_one_does(ranks: list[dict[str, Any]], how: str) -> 
     expect_as_alone(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_two_ranks_that_go_on_from_a_checkpoint_end_in_the_same_bits(ranks: list[dict[str, Any]], how: str) -> None:
     for rank in ranks:

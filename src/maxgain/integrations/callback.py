@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.optim import Optimizer
 from ..constraint import Bound
 from ..errors import AttachError
 from ..gain import MaxGain
+from ..monitor import curves
 
 
 class ConstrainingCallback:
@@ -51,9 +51,8 @@ class ConstrainingCallback:
             self.constraint.detach()
 
     def logged(self) -> dict[str, float]:
-        """The newest gains, as a logger takes them."""
-        gains = self.constraint.gains if self.constraint is not None else {}
-        return {f"gain/{name}": gain for name, gain in gains.items() if not math.isnan(gain)}
+        """What a logger is told: the newest gains, and what bounded layers were multiplied by."""
+        return curves(self.constraint, self.constraint.gains) if self.constraint is not None else {}
 
 
 def unwrapped(optimizer: Any) -> Any:

@@ -20,8 +20,9 @@ except ImportError as error:
 class MaxGainCallback(ConstrainingCallback, pl.Callback):
     """Constrains the gains of a ``LightningModule``: ``Trainer(callbacks=[MaxGainCallback(gamma=2.0)])``.
 
-    It takes the arguments of ``MaxGain`` but the model. Every optimiser of the module projects what it steps. The gains
-    go to the trainer's loggers, as ``gain/<layer>``, and the constraint's state into its checkpoints.
+    It takes the arguments of ``MaxGain`` but the model. Every optimiser of the module projects what it steps. Gains
+    (``gain/<layer>``) and what bounded layers were multiplied by (``scale/<layer>``) go to the trainer's loggers, the
+    constraint's state into its checkpoints.
     """
 
     def __init__(self, gamma: Bound = 2.0, **options: Any) -> None:

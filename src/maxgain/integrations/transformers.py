@@ -14,18 +14,21 @@ from ..errors import MissingExtraError
 from .callback import ConstrainingCallback
 
 try:
-    import accelerate  # noqa: F401 - Trainer needs it, and says so in a way that helps nobody
+    import accelerate  # noqa: F401 - Trainer needs it, and would say so only when it is used
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
     from transformers.trainer_callback import ExportableState
 except ImportError as error:
-    raise MissingExtraError("MaxGainCallback needs transformers: pip install 'maxgain[transformers]'.") from error
+    raise MissingExtraError(
+        "MaxGainCallback needs transformers and accelerate: pip install 'maxgain[transformers]'."
+    ) from error
 
 
 class MaxGainCallback(ConstrainingCallback, TrainerCallback, ExportableState):
     """Constrains the gains of a model in training: ``Trainer(..., callbacks=[MaxGainCallback(gamma=2.0)])``.
 
-    It takes the arguments of ``MaxGain`` but the model. The gains are logged with the loss, as ``gain/<layer>``, to
-    wherever the trainer reports, and the constraint's state is kept in the checkpoints' ``trainer_state.json``.
+    It takes the arguments of ``MaxGain`` but the model. Gains (``gain/<layer>``) and what bounded layers were
+    multiplied by (``scale/<layer>``) are logged with the loss, to wherever the trainer reports. The constraint's state
+    is kept in the checkpoints' ``trainer_state.json``.
     """
 
     def __init__(self, gamma: Bound = 2.0, **options: Any) -> None:
