@@ -16,6 +16,7 @@ from pathlib import Path
 from maxgain.study.compare import jobs as compare
 from maxgain.study.compare import records
 from maxgain.study.recipes import recipe_named
+from maxgain.study.runs import Place
 
 GAMMAS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)
 
@@ -27,7 +28,7 @@ def main() -> None:
         for gamma in GAMMAS
         for fold in range(10)
     ]
-    place = compare.Place(Path("runs/demo-settings"), device="cpu", has_test=False)
+    place = Place(Path("runs/demo-settings"), device="cpu", has_test=False)
     compare.perform_all(compare.missing(jobs, records.read(place.results)), place, 2, lambda job, record: None)
     found = records.read(place.results)
     means = {}

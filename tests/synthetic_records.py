@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 
+from maxgain.study import codec
 from maxgain.study.compare import records
 from maxgain.study.compare.records import Records
-from maxgain.study.recipes import recipe_named, to_json
+from maxgain.study.recipes import from_json, key, recipe_named, to_json
 
 COMMAND = "maxgain compare digits --regularisers none dropout maxgain --folds 10"
 
@@ -20,7 +21,7 @@ def synthetic_run(regulariser, *, fold=0, seed=0, accuracy=None, epochs=12, laye
         "seed": seed,
         "epochs": epochs,
     }
-    config = records.decode(records.encode(config | overrides.pop("config", {})))
+    config = codec.revived(to_json(from_json(config | overrides.pop("config", {}))))
     accuracy = round(float(draw.uniform(0.85, 0.95)), 4) if accuracy is None else accuracy
     names = [f"features.conv{layer}" for layer in range(layers - 1)] + ["classifier.fc"]
     bound = 2.0 if "maxgain" in regulariser else None
@@ -32,7 +33,7 @@ def synthetic_run(regulariser, *, fold=0, seed=0, accuracy=None, epochs=12, laye
     norms = {name: 1.5 * max(maxima["train"][name], maxima["test"][name]) for name in names}
     record = {
         "status": "ok",
-        "key": records.key(config),
+        "key": key(from_json(config)),
         "recipe": "digits",
         "regulariser": regulariser,
         "gamma": bound,

@@ -17,7 +17,7 @@ from maxgain.study.data.splits import Dataset
 from maxgain.study.data.table import load
 from maxgain.study.recipes import RECIPES, Recipe
 from maxgain.study.regularisers import REGULARISERS
-from maxgain.study.runs import CHECKPOINT, Run, Watcher, perform
+from maxgain.study.runs import CHECKPOINT, Place, Watcher, perform
 from maxgain.study.train import Training
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def begun(recipe: Recipe, dataset: Dataset, steps: int) -> Training:
 
 
 def everything(training: Training) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in checkpoint._tensors(training).items()}
+    return {name: tensor.clone() for name, tensor in training.state().items()}
 
 
 def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
@@ -134,18 +134,17 @@ def test_other_files_are_no_checkpoints(tmp_path, saved) -> None:
 def test_another_format_is_named(tmp_path, saved, monkeypatch) -> None:
     whole, training = saved
     (tmp_path / "c").write_bytes(whole)
-    monkeypatch.setattr(checkpoint, "FORMAT", "2")
-    with pytest.raises(CheckpointError, match="another version of maxgain, in format 1"):
+    monkeypatch.setattr(checkpoint, "FORMAT", "3")
+    with pytest.raises(CheckpointError, match="another version of maxgain, in format 2"):
         checkpoint.load(tmp_path / "c", training)
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"gamma": 3.0}, "there gamma is 2.0, here 3.0"),
         ({"milestones": (7,)}, r"there milestones is \[\], here \[7\]"),
         ({"weight_decay": 0.1}, "there weight-decay is 0.0, here 0.1"),
-        ({"regulariser": "none"}, "there regulariser is 'maxgain.batchnorm.dropout', here 'none'"),
+        ({"regulariser": "none"}, "there regulariser is 'maxgain=2.batchnorm.dropout=1', here 'none'"),
         ({"seed": 1}, "there seed is 0, here 1"),
         ({"p": float("inf")}, "there p is 2.0, here 'inf'"),
     ],
@@ -180,7 +179,7 @@ def stopped(tmp_path_factory, dataset) -> dict[str, bytes]:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        perform(RECIPE, Run(out, watcher=Watcher(epoch_done=stop)), dataset)
+        perform(RECIPE, Place(out), dataset, watcher=Watcher(epoch_done=stop))
     return {path.name: path.read_bytes() for path in out.iterdir()}
 
 
@@ -195,7 +194,11 @@ def flipped(content: bytes) -> bytes:
         (lambda content: content[:-7], (), "is damaged or no checkpoint; remove it"),
         (lambda content: b"", (), "is damaged or no checkpoint; remove it"),
         (lambda content: content, ("--seed", "1"), "is of another recipe: there seed is 0, here 1; use the same"),
-        (lambda content: content, ("--gamma", "3"), "is of another recipe: there gamma is 2.0, here 3.0"),
+        (
+            lambda content: content,
+            ("--gamma", "3"),
+            "there regulariser is 'maxgain=2+batchnorm+dropout=1', here 'maxgain=3+",
+        ),
     ],
     ids=["flipped bit", "truncated", "empty", "another seed", "another gamma"],
 )

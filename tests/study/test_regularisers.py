@@ -14,7 +14,7 @@ from maxgain.study.data import table as datasets
 from maxgain.study.dropout import ConcreteDropout, GaussianDropout, VariationalDropout
 from maxgain.study.evaluate import evaluate, to_float
 from maxgain.study.recipes import recipe_named
-from maxgain.study.regularisers import REGULARISERS, Penalised, chosen_for, numbers, parse
+from maxgain.study.regularisers import REGULARISERS, PenaltyInputs, parse
 from maxgain.study.train import Training, train
 
 # Its authors' default is for the critic of a GAN, and too tight for a classifier to learn anything.
@@ -62,16 +62,19 @@ def test_one_without_a_number_refuses_one(name):
         parse(f"{name}=2")
 
 
-def test_noise_layers_have_the_chosen_rate_or_each_place_its_own(digits):
+def test_noise_layers_have_the_papers_rate_of_their_place_times_the_factor(digits):
     def rates(regulariser, kind, rate):
         model = Training(replace(recipe_named("digits"), regulariser=regulariser), digits, torch.device("cpu")).model
         return {round(rate(module), 4) for module in model.modules() if isinstance(module, kind)}
 
     assert rates("dropout", nn.Dropout, lambda layer: layer.p) == {0.2, 0.5}
-    assert rates("dropout=0.3", nn.Dropout, lambda layer: layer.p) == {0.3}
-    assert rates("gaussiandropout=0.3", GaussianDropout, lambda layer: layer.variance) == {0.4286}  # 0.3 / 0.7
-    assert rates("variationaldropout=0.25", VariationalDropout, lambda layer: layer.strength.item()) == {0.3333}
-    assert rates("concretedropout=0.3", ConcreteDropout, lambda layer: layer.strength.item()) == {0.3}
+    assert rates("dropout=0.5", nn.Dropout, lambda layer: layer.p) == {0.1, 0.25}
+    assert rates("gaussiandropout=0.5", GaussianDropout, lambda layer: layer.variance) == {
+        0.1111,
+        0.3333,
+    }  # r / (1 - r)
+    assert rates("variationaldropout=0.5", VariationalDropout, lambda layer: layer.strength.item()) == {0.1111, 0.3333}
+    assert rates("concretedropout=1.6", ConcreteDropout, lambda layer: layer.strength.item()) == {0.32, 0.8}
 
 
 def test_learned_noise_is_learned(digits):
@@ -132,9 +135,9 @@ def test_the_gradient_penalty_is_the_mean_of_the_squared_distance_of_slopes_from
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
     images, labels = to_float(digits.train.images[:5]).requires_grad_(), digits.train.labels[:5]
-    seen = Penalised(model, images, model(images), labels, len(digits.train))
+    inputs = PenaltyInputs(model, images, model(images), labels, len(digits.train))
 
-    penalty = REGULARISERS["gradpenalty"].penalty(seen, 10.0)
+    penalty = REGULARISERS["gradpenalty"].penalty(inputs, 10.0)
 
     slopes = []
     for image, label in zip(images.detach(), labels, strict=True):
@@ -157,12 +160,6 @@ def test_maxgain_bounds_every_layers_gain(digits):
     report = measure_gains(training.model, [to_float(digits.train.images)])
     largest = {name: row[-1] for name, row in report.quantiles().items()}
     assert max(largest.values()) == pytest.approx(1.2, rel=0.05)
-
-
-def test_maxgain_takes_the_recipes_gamma_unless_it_has_its_own():
-    recipe = replace(recipe_named("digits"), regulariser="maxgain+dropout=0.3", gamma=1.7)
-    assert numbers(chosen_for(recipe)) == {"maxgain": 1.7, "dropout": 0.3}
-    assert numbers(chosen_for(replace(recipe, regulariser="maxgain=1.3"))) == {"maxgain": 1.3}
 
 
 @pytest.mark.parametrize(

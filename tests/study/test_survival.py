@@ -20,7 +20,7 @@ from maxgain.errors import RunError
 from maxgain.study import checkpoint, runs
 from maxgain.study.cli import app as cli
 from maxgain.study.recipes import RECIPES, to_json
-from maxgain.study.runs import CHECKPOINT, Interrupted, Run, Watcher, perform
+from maxgain.study.runs import CHECKPOINT, Interrupted, Place, Watcher, perform
 from maxgain.study.train import Training
 
 # Every kind of state matters here: momenta, running statistics, the constraint's maxima, three users of the random
@@ -57,7 +57,7 @@ def kept(folder: Path) -> Kept:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Kept:
     out = tmp_path_factory.mktemp("uninterrupted") / "run"
-    perform(RECIPE, Run(out))
+    perform(RECIPE, Place(out))
     return kept(out)
 
 
@@ -73,21 +73,21 @@ import json, os, sys, tempfile
 from dataclasses import replace
 from pathlib import Path
 from maxgain.study.recipes import from_json
-from maxgain.study.runs import Run, Watcher, perform
+from maxgain.study.runs import Place, Watcher, perform
 
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 
 recipe = from_json(json.loads(sys.argv[1]))
 with tempfile.TemporaryDirectory() as folder:  # a process's first run imports what the children then need not
-    perform(replace(recipe, epochs=1), Run(Path(folder) / "run"))
+    perform(replace(recipe, epochs=1), Place(Path(folder) / "run"))
 say("ready")
 for line in sys.stdin:
     out, seconds = json.loads(line)
     child = os.fork()
     if not child:
         watcher = Watcher(started=lambda training: say("begun"))
-        perform(recipe, Run(Path(out), resume=True, checkpoint_seconds=seconds, watcher=watcher))
+        perform(recipe, Place(Path(out), checkpoint_seconds=seconds), resume=True, watcher=watcher)
         os._exit(0)
     say("child", child)
     say("ended", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
@@ -160,7 +160,7 @@ def test_promise_14_twenty_kills_at_random_moments_change_no_bit(
             assert ended == 0
             assert kept(out) == uninterrupted
             out = tmp_path / str(kills)
-    perform(RECIPE, Run(out, resume=True))
+    perform(RECIPE, Place(out), resume=True)
     assert kept(out) == uninterrupted
     assert len(lengths) > 3, "the kills never reached into a run"
 
@@ -179,7 +179,7 @@ def test_promise_14_a_command_that_is_killed_then_interrupted_then_resumed_ends_
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = replace(RECIPE, batch_size=4)
-    perform(recipe, Run(tmp_path / "whole"))
+    perform(recipe, Place(tmp_path / "whole"))
     out = tmp_path / "run"
     arguments = [*COMMAND, "--batch-size", "4", "--checkpoint-seconds", "0", "--out", str(out)]
     command, pipe = [sys.executable, "-m", "maxgain.study.cli.app", *arguments], subprocess.PIPE
@@ -224,11 +224,11 @@ def test_promise_21_ctrl_c_saves_wherever_it_comes(tmp_path: Path, uninterrupted
     watcher = Watcher(started=started, stepped=press, epoch_done=press)
     for _ in range(200):
         try:
-            perform(RECIPE, Run(out, resume=True, checkpoint_seconds=seconds, watcher=watcher))
+            perform(RECIPE, Place(out, checkpoint_seconds=seconds), resume=True, watcher=watcher)
             break
         except Interrupted:
             tensors, about = checkpoint._read(out / CHECKPOINT)
-            assert (about["epoch"], len(about["history"])) == (trainings[-1].epoch,) * 2
+            assert (tensors["loop.epoch"], len(about["history"])) == (trainings[-1].epoch,) * 2
             assert tensors["loop.position"] == trainings[-1].position
         except KeyboardInterrupt:  # pressed before the training began, or twice: no harm done
             pass
@@ -278,7 +278,7 @@ def test_promise_14_a_full_disk_loses_nothing(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        perform(RECIPE, Run(out, watcher=Watcher(epoch_done=stop)))
+        perform(RECIPE, Place(out), watcher=Watcher(epoch_done=stop))
     before = (out / CHECKPOINT).read_bytes()
     capsys.readouterr()
     with files_no_larger_than(len(before) // 2):
@@ -289,7 +289,7 @@ def test_promise_14_a_full_disk_loses_nothing(
     assert told.count("\n") == 1
     assert (out / CHECKPOINT).read_bytes() == before
     assert {path.name for path in out.iterdir()} == {".lock", "config.json", "metrics.jsonl", CHECKPOINT}
-    perform(RECIPE, Run(out, resume=True))
+    perform(RECIPE, Place(out), resume=True)
     assert kept(out) == uninterrupted
 
 
@@ -302,9 +302,9 @@ def test_metrics_that_cannot_be_appended_stop_the_run_with_a_sentence(tmp_path: 
             (out / "metrics.jsonl").mkdir()
 
     with pytest.raises(RunError, match=r"cannot write .*metrics\.jsonl: .*; nothing saved before is lost: --resume"):
-        perform(RECIPE, Run(out, watcher=Watcher(epoch_done=spoil)))
+        perform(RECIPE, Place(out), watcher=Watcher(epoch_done=spoil))
     (out / "metrics.jsonl").rmdir()
-    perform(RECIPE, Run(out, resume=True))
+    perform(RECIPE, Place(out), resume=True)
     assert kept(out) == uninterrupted
 
 
@@ -312,7 +312,7 @@ def test_what_killed_writers_left_is_swept_away(tmp_path: Path, uninterrupted: K
     out = tmp_path / "run"
     out.mkdir()
     (out / f".{CHECKPOINT}.0123abcd.partial").write_bytes(b"half a check")
-    perform(RECIPE, Run(out))
+    perform(RECIPE, Place(out))
     assert kept(out) == uninterrupted
 
 
@@ -320,8 +320,8 @@ def test_a_finished_run_is_only_read_again(
     tmp_path: Path, uninterrupted: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
-    first = perform(RECIPE, Run(out))
+    first = perform(RECIPE, Place(out))
     (out / CHECKPOINT).write_bytes(b"what a process leaves that is killed after its result is written")
     monkeypatch.setattr(runs, "Training", None)
-    assert perform(RECIPE, Run(out, resume=True)) == first
+    assert perform(RECIPE, Place(out), resume=True) == first
     assert kept(out) == uninterrupted

@@ -1,30 +1,21 @@
 """Training against a plain loop, and what a run leaves in its folder."""
 
-import json
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import maxgain
-from maxgain import measure_gains
-from maxgain.errors import MaxGainError, RunError
-from maxgain.study import evaluate, locks, runs
+from maxgain.study import evaluate
 from maxgain.study.data import table as datasets
 from maxgain.study.data.splits import Dataset, Split
 from maxgain.study.models import build
-from maxgain.study.recipes import RECIPES, from_json
-from maxgain.study.runs import CHECKPOINT, Run, Watcher, chosen_device, perform
+from maxgain.study.recipes import RECIPES
 from maxgain.study.train import PADDING, DivergedError, Training, augmented, train
 
 CPU = torch.device("cpu")
@@ -267,207 +258,11 @@ def test_evaluation_is_the_plain_loop() -> None:
     assert score.accuracy == hits / len(split)
 
 
-# Runs.
-
-
-def weights(folder: Path) -> bytes:
-    return (folder / "model.safetensors").read_bytes()
-
-
-@pytest.mark.parametrize("others", ["", "+batchnorm+dropout"])
-@pytest.mark.parametrize("measure", ["stale", "fresh"])
-def test_promise_01_an_infinite_gamma_is_no_maxgain_at_all(tmp_path, digits, others, measure) -> None:
-    without = (others or "+none").removeprefix("+")
-    perform(replace(RECIPE, regulariser=without, augment=True), Run(tmp_path / "without"), digits)
-    bounded = replace(RECIPE, regulariser=f"maxgain{others}", gamma=math.inf, measure=measure, augment=True)
-    result = perform(bounded, Run(tmp_path / "with"), digits)
-    assert weights(tmp_path / "with") == weights(tmp_path / "without")
-    assert result["gamma"] == "inf"
-
-
-def test_the_same_recipe_gives_the_same_bits_and_another_seed_others(tmp_path, digits) -> None:
-    recipe = replace(RECIPE, regulariser="maxgain+batchnorm+dropout", augment=True)
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        torch.rand(17)  # what ran before in this process does not matter
-        perform(replace(recipe, seed=seed), Run(tmp_path / name), digits)
-    assert weights(tmp_path / "a") == weights(tmp_path / "b") != weights(tmp_path / "c")
-
-
-def refuse(constant: str) -> None:
-    raise AssertionError(f"{constant} is no JSON")
-
-
-def strictly(text: str) -> Any:
-    return json.loads(text, parse_constant=refuse)
-
-
-def test_a_run_folder_holds_everything(tmp_path, digits) -> None:
-    recipe = replace(RECIPE, regulariser="maxgain+dropout", gamma=1.5, p=math.inf, seed=5, network="cnn")
-    returned = perform(recipe, Run(tmp_path / "run"), digits)
-    files = {path.name: path for path in (tmp_path / "run").iterdir()}
-    assert set(files) == {".lock", "config.json", "metrics.jsonl", "model.safetensors", "result.json"}
-    assert from_json(strictly(files["config.json"].read_text())) == recipe
-    result = strictly(files["result.json"].read_text())
-    assert result == returned
-    assert from_json(result["config"]) == recipe
-
-    model = runs.load_model(tmp_path / "run", digits, CPU)
-    stored = safetensors.torch.load_file(files["model.safetensors"])
-    assert all(torch.equal(tensor, stored[name]) for name, tensor in model.state_dict().items())
-    facts = {"recipe": "digits", "regulariser": "maxgain+dropout", "gamma": 1.5, "p": "inf", "seed": 5, "fold": 0}
-    facts |= {"epochs": 2, "device": "cpu", "torch": torch.__version__, "maxgain": maxgain.__version__}
-    assert {key: result[key] for key in facts} == facts
-    for part in ("train", "validation", "test"):
-        score = evaluate.evaluate(model, getattr(digits, part))
-        assert (result[f"{part}_loss"], result[f"{part}_accuracy"]) == (score.loss, score.accuracy)
-    for part in ("train", "test"):
-        report = measure_gains(model, evaluate.batches(getattr(digits, part).images), math.inf)
-        assert result["max_gain"][part] == {name: float(gains.max()) for name, gains in report.gains.items()}
-    assert result["seconds"] > 0
-
-    lines = [strictly(line) for line in files["metrics.jsonl"].read_text().splitlines()]
-    assert lines == runs.read_metrics(tmp_path / "run")
-    assert [line["epoch"] for line in lines] == [1, 2]
-    assert sum(line["seconds"] for line in lines) == pytest.approx(result["seconds"])
-    names = {"epoch", "learning_rate", "train_loss", "train_accuracy", "validation_loss", "validation_accuracy"}
-    assert set(lines[0]) == names | {"max_gain", "seconds"}
-    assert list(lines[0]["max_gain"]) == list(result["max_gain"]["train"])
-    assert lines[1]["validation_loss"] == result["validation_loss"]
-    assert lines[1]["max_gain"] == result["max_gain"]["train"]  # the whole fold is fewer images than the sample
-
-
-def test_a_final_run_trains_on_what_was_held_out_too(tmp_path, digits) -> None:
-    result = perform(replace(RECIPE, train_on="train+validation"), Run(tmp_path / "run"), digits)
-    assert result["validation_loss"] is None
-    assert result["validation_accuracy"] is None
-    assert [line["validation_accuracy"] for line in runs.read_metrics(tmp_path / "run")] == [None, None]
-    training = Training(replace(RECIPE, train_on="train+validation"), digits, CPU)
-    assert len(training.labels) == len(digits.train) + len(digits.validation)
-    assert torch.equal(training.images, torch.cat([digits.train.images, digits.validation.images]))
-
-
-def test_a_score_that_is_no_number_is_still_strict_json(tmp_path, digits, monkeypatch) -> None:
-    monkeypatch.setattr(runs, "evaluate", lambda model, split: evaluate.Score(math.inf, math.nan))
-    perform(RECIPE, Run(tmp_path / "run"), digits)
-    result = strictly((tmp_path / "run" / "result.json").read_text())
-    assert (result["test_loss"], result["test_accuracy"]) == ("inf", None)
-    line = strictly((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
-    assert (line["validation_loss"], line["validation_accuracy"]) == ("inf", None)
-
-
-def test_metrics_of_a_killed_run_are_its_whole_lines(tmp_path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"epoch": 1}\n{"epoch": 2}\n{"epo')
-    assert runs.read_metrics(tmp_path) == [{"epoch": 1}, {"epoch": 2}]
-
-
-def test_folders_that_hold_no_run_are_named(tmp_path, digits) -> None:
-    for read in (runs.read_config, runs.read_result):
-        with pytest.raises(RunError, match="is not the folder of a finished run"):
-            read(tmp_path)
-    with pytest.raises(RunError, match="holds no readable metrics"):
-        runs.read_metrics(tmp_path)
-    perform(RECIPE, Run(tmp_path / "run"), digits)
-    (tmp_path / "run" / "model.safetensors").write_bytes(b"half of the wei")
-    with pytest.raises(RunError, match="holds no readable model"):
-        runs.load_model(tmp_path / "run", digits, CPU)
-    (tmp_path / "run" / "config.json").write_text("[1, 2")
-    with pytest.raises(RunError, match="cannot be read"):
-        runs.read_config(tmp_path / "run")
-
-
-def test_promise_21_a_run_is_not_written_over(tmp_path, digits) -> None:
-    perform(RECIPE, Run(tmp_path / "run"), digits)
-    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    with pytest.raises(RunError, match="holds a run already: go on with --resume, or choose another --out"):
-        perform(replace(RECIPE, seed=9), Run(tmp_path / "run"), digits)
-    with pytest.raises(MaxGainError, match="is of another recipe: there seed is 0, here 9"):
-        perform(replace(RECIPE, seed=9), Run(tmp_path / "run", resume=True), digits)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
-
-
-@contextmanager
-def no_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    def step(_: Training) -> None:
-        raise AssertionError("it trained although the folder cannot be written")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Training, "step", step)
-        yield
-
-
-def test_a_folder_that_cannot_be_written_is_known_of_before_training(tmp_path, digits, monkeypatch) -> None:
-    (tmp_path / "file").touch()
-    with no_step(monkeypatch), pytest.raises(RunError, match=r"cannot write in .*run: Not a directory"):
-        perform(RECIPE, Run(tmp_path / "file" / "run"), digits)
-    with no_step(monkeypatch), pytest.raises(RunError, match=r"cannot write in .*run"):
-        perform(RECIPE, Run(Path("/proc/run")), digits)
-
-
-@pytest.mark.parametrize("seconds", [-1.0, math.nan])
-def test_impossible_intervals_are_refused(tmp_path, digits, seconds) -> None:
-    with pytest.raises(RunError, match="checkpoint-seconds must not be negative"):
-        perform(RECIPE, Run(tmp_path / "run", checkpoint_seconds=seconds), digits)
-
-
-@pytest.mark.parametrize("name", ["gpu", "meta", "cuda:99", ""])
-def test_a_device_that_is_not_there_is_named(name: str) -> None:
-    with pytest.raises(RunError, match=f"there is no device '{name}' to train on here: use 'cpu', 'cuda' or 'auto'"):
-        chosen_device(name)
-
-
 # Divergence.
-
-# A schedule that is sane for two epochs and then is not.
-DIVERGING = replace(RECIPE, epochs=5, milestones=(2,), decay=1e30)
-
-
-@pytest.mark.filterwarnings("ignore::maxgain.errors.MeasurementWarning")
-@pytest.mark.parametrize("seconds", [None, 0.0], ids=["every epoch", "every step"])
-@pytest.mark.parametrize("regulariser", ["none", "maxgain"])
-def test_a_run_that_diverges_says_when_where_and_what_to_try(tmp_path, digits, regulariser, seconds) -> None:
-    hint = {"none": "maxgain in --regulariser", "maxgain": "a tighter --gamma"}[regulariser]
-    recipe = replace(DIVERGING, regulariser=regulariser)
-    with pytest.raises(RunError) as caught:
-        perform(recipe, Run(tmp_path / "run", checkpoint_seconds=seconds), digits)
-    gains = runs.read_metrics(tmp_path / "run")[-1]["max_gain"]
-    worst = max(gains, key=lambda name: gains[name])
-    assert str(caught.value) == (
-        "in epoch 3 the loss or a weight stopped being a finite number; "
-        f"after epoch 2 the largest gain was {gains[worst]:.3g}, in layer {worst!r}; "
-        f"try a lower --learning-rate (it was 1e+27) or {hint}."
-    )
-    kept = safetensors.torch.load_file(tmp_path / "run" / CHECKPOINT)
-    assert all(tensor.isfinite().all() for name, tensor in kept.items() if name.startswith("model."))
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {".lock", "config.json", "metrics.jsonl", CHECKPOINT}
-
-
-def test_two_processes_do_not_train_in_one_folder(tmp_path, digits) -> None:
-    run = Run(tmp_path / "run", resume=True)
-    with locks.alone_in(run.out), pytest.raises(RunError, match="another maxgain is at work in"):
-        perform(RECIPE, run, digits)
-    assert not (run.out / "config.json").exists()
-    perform(RECIPE, run, digits)
-
-
-def test_a_run_that_diverges_at_once_names_a_layer_too(tmp_path, digits) -> None:
-    with pytest.raises(RunError, match=r"in epoch 1 .* the gain of layer 'classifier\.fc1' is the first that is not"):
-        perform(replace(RECIPE, learning_rate=1e30), Run(tmp_path / "run"), digits)
-
-
-def test_weights_that_the_last_step_of_an_epoch_spoils_are_not_saved(tmp_path, digits) -> None:
-    def spoil(training: Training) -> None:
-        if training.epoch == 1 and int(training.position) == training.steps_per_epoch * training.batch_size:
-            with torch.no_grad():
-                next(training.model.parameters()).fill_(math.nan)
-
-    with pytest.raises(RunError, match="in epoch 2 the loss or a weight stopped being"):
-        perform(RECIPE, Run(tmp_path / "run", watcher=Watcher(stepped=spoil)), digits)
-    kept = safetensors.torch.load_file(tmp_path / "run" / CHECKPOINT)
-    assert all(tensor.isfinite().all() for name, tensor in kept.items() if name.startswith("model."))
 
 
 def test_the_loop_itself_raises_when_it_diverges(digits) -> None:
-    epochs = train(Training(DIVERGING, digits, CPU))
+    epochs = train(Training(replace(RECIPE, epochs=5, milestones=(2,), decay=1e30), digits, CPU))
     assert [next(epochs).number, next(epochs).number] == [1, 2]
     with pytest.raises(DivergedError):
         next(epochs)

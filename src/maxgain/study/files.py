@@ -4,8 +4,6 @@ Everything is written under a temporary name beside its destination, flushed to 
 end: a process that is killed, or a disk that fills up, leaves the old content or none, never half of the new.
 """
 
-import json
-import math
 import os
 import secrets
 import shutil
@@ -15,6 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from maxgain.errors import RunError
+
+from . import codec
 
 _SUFFIX = ".partial"
 
@@ -76,23 +76,12 @@ def write_text(path: str | Path, content: str) -> None:
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """Make `path` hold `content` as indented JSON that any reader accepts: NaN and infinity are refused."""
+    """Make `path` hold `content` as indented JSON that any reader accepts."""
     try:
-        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
+        text = codec.encode(content, indent=2)
+    except ValueError as error:
         raise RunError(f"cannot write {path}: {error}.") from error
     write_text(path, text + "\n")
-
-
-def strict(content: Any) -> Any:
-    """The content as `write_json` takes it: infinity is the text 'inf', and what is not a number is null."""
-    if isinstance(content, dict):
-        return {str(key): strict(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [strict(value) for value in content]
-    if isinstance(content, float) and not math.isfinite(content):
-        return None if math.isnan(content) else ("inf" if content > 0 else "-inf")
-    return content
 
 
 def sweep(folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -10,8 +12,8 @@ import tyro
 
 from maxgain.errors import RecipeError
 
-from .files import strict
-from .regularisers import parse
+from . import codec
+from .regularisers import REGULARISERS, Chosen, numbers, parse, settled, spelt
 from .wording import unknown
 
 
@@ -44,10 +46,8 @@ class Recipe:
     train_on: Literal["train", "train+validation"] = "train"
     """'train+validation' for a final run whose settings are chosen; then nothing is held out"""
     regulariser: str = "none"
-    """as in the paper's rows, values optional: none, dropout, maxgain+batchnorm, maxgain=1.5+dropout=0.3;
+    """as in the paper's rows, numbers optional: none, dropout, maxgain+batchnorm, maxgain=1.5+dropout=0.8;
     'maxgain list' tells about them"""
-    gamma: float = 2.0
-    """the bound of maxgain where the regulariser gives none"""
     p: float = 2.0
     """the norm in which gains are taken, from 1 to inf"""
     measure: Literal["stale", "fresh"] = "stale"
@@ -63,7 +63,8 @@ class Recipe:
     """make the images this many pixels wide and high; only folder has images of any size (default: 96 there)"""
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "epochs", "batch_size", "decay", "gamma"):
+        object.__setattr__(self, "regulariser", spelt(parse(self.regulariser)))
+        for name in ("learning_rate", "epochs", "batch_size", "decay"):
             if not getattr(self, name) > 0:
                 raise RecipeError(f"{_flag(name)} must be positive, not {getattr(self, name)}.")
         for name in ("learning_rate", "decay", "weight_decay"):
@@ -82,9 +83,18 @@ class Recipe:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise RecipeError(unknown(_flag(name), getattr(self, name), choices))
-        standardised = any(choice.row.batchnorm for choice in parse(self.regulariser))
-        if standardised and self.batch_size == 1:
+        if self.batch_size == 1 and any(choice.row.batchnorm for choice in self.chosen):
             raise RecipeError("batchnorm standardises over the batch, so it needs a batch-size of at least 2.")
+
+    @property
+    def chosen(self) -> tuple[Chosen, ...]:
+        """The regularisers, each with its number: the text's, or the default."""
+        return settled(self.regulariser)
+
+    @property
+    def gamma(self) -> float | None:
+        """The bound of maxgain, where that is chosen."""
+        return numbers(self.chosen).get("maxgain")
 
     def learning_rate_at(self, epoch: int) -> float:
         """The learning rate of an epoch, counted from 0."""
@@ -126,19 +136,50 @@ def recipe_named(name: str) -> Recipe:
 
 
 def to_json(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as strict JSON can hold it: infinity is the text 'inf'."""
-    content: dict[str, Any] = strict(asdict(recipe))
+    """The recipe as strict JSON can hold it, with every number that its regulariser has."""
+    content: dict[str, Any] = codec.plain(asdict(recipe) | {"regulariser": spelt(recipe.chosen)})
     return content
 
 
 def from_json(content: dict[str, Any]) -> Recipe:
-    """The recipe that ``to_json`` wrote; what a recipe may be without may be missing, as in the key of a record."""
+    """The recipe that ``to_json`` wrote; what a recipe may be without may be missing, as in older files."""
     known = {field.name for field in fields(Recipe)}
     optional = {field.name for field in fields(Recipe) if field.default is None}
     if strange := sorted((set(content) ^ known) - optional):
         raise RecipeError(f"this recipe was written by another version of maxgain: it differs in {strange[0]!r}.")
-    values: dict[str, Any] = {key: math.inf if value == "inf" else value for key, value in content.items()}
+    values: dict[str, Any] = codec.revived(content)
     try:
         return Recipe(**values | {"milestones": tuple(values["milestones"])})
-    except TypeError as error:
+    except (TypeError, AttributeError) as error:
         raise RecipeError(f"this is no recipe: {error}.") from error
+
+
+def key(recipe: Recipe) -> str:
+    """A name for a run that depends on what it computes and nothing else: the same on every machine, for ever.
+
+    No part of it are the recipe's name, how its regulariser was written, and fields that no chosen regulariser uses.
+    """
+    used = {name for choice in recipe.chosen for name in choice.row.uses}
+    unused = {name for row in REGULARISERS.values() for name in row.uses} - used
+    decisive = {name: value for name, value in to_json(recipe).items() if name not in {"name", *unused}}
+    text = json.dumps(_one_spelling(decisive), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def run_name(recipe: Recipe) -> str:
+    """What people call a run, and its folder: recipe, regularisers with their numbers, fold and seed."""
+    fold = "" if recipe.fold is None else f"-fold{recipe.fold}"
+    return f"{recipe.name}-{spelt(recipe.chosen)}{fold}-seed{recipe.seed}"
+
+
+def _one_spelling(value: Any) -> Any:
+    """2 and 2.0 are the same number, and None is nothing at all, so that a new optional field changes no key."""
+    match value:
+        case dict():
+            return {name: _one_spelling(item) for name, item in value.items() if item is not None}
+        case list():
+            return [_one_spelling(item) for item in value]
+        case float() if value.is_integer():
+            return int(value)
+        case _:
+            return value

@@ -7,7 +7,7 @@ when it is built, to the built model, to the loss, or to the weights after each 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from maxgain.constraint import Constraint
 from maxgain.errors import RegulariserError
 
 from .dropout import ConcreteDropout, GaussianDropout, VariationalDropout, noise_penalty
+from .models import BLOCK_RATE, CONV_RATE, DENSE_RATE
 from .wording import unknown
 
 if TYPE_CHECKING:
@@ -42,11 +43,13 @@ class Regulariser:
     """The network gets batch norm."""
     noise: Callable[[float], nn.Module] | None = None
     """Makes the noise layer of a place in the network from the rate there."""
-    prepare: Callable[[nn.Module, float], None] | None = None
+    prepare: Callable[[nn.Module], None] | None = None
     """Changes the built model, once."""
     constrain: Callable[[nn.Module, float, Recipe], Constraint] | None = None
     """Makes what projects the weights after each step."""
-    penalty: Callable[[Penalised, float], Tensor] | None = None
+    uses: tuple[str, ...] = ()
+    """The fields of a recipe that it alone uses: they are part of a run's key only where it is chosen."""
+    penalty: Callable[[PenaltyInputs, float], Tensor] | None = None
     """What is added to the loss."""
     needs_input_gradient: bool = False
     """Whether the penalty differentiates with respect to the images."""
@@ -57,7 +60,7 @@ class Regulariser:
 
 
 @dataclass(frozen=True)
-class Penalised:
+class PenaltyInputs:
     """What a penalty may look at."""
 
     model: nn.Module
@@ -76,28 +79,29 @@ def _lipschitz(p: float) -> Callable[[nn.Module, float, Recipe], Constraint]:
     return lambda model, bound, recipe: Lipschitz(model, bound, p=p)
 
 
-def _reparametrise(parametrise: Callable[[nn.Module], object]) -> Callable[[nn.Module, float], None]:
-    def prepare(model: nn.Module, value: float) -> None:
+def _reparametrise(parametrise: Callable[[nn.Module], object]) -> Callable[[nn.Module], None]:
+    def prepare(model: nn.Module) -> None:
         for module in [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)]:
             parametrise(module)
 
     return prepare
 
 
-def _gradient_penalty(seen: Penalised, weight: float) -> Tensor:
+def _gradient_penalty(inputs: PenaltyInputs, weight: float) -> Tensor:
     """The mean over the batch of (‖∇_x f_y(x)‖₂ − 1)², f_y being the logit of the image's own class."""
-    own = seen.logits.gather(1, seen.labels[:, None]).sum()
-    (gradient,) = torch.autograd.grad(own, seen.images, create_graph=True)
+    own = inputs.logits.gather(1, inputs.labels[:, None]).sum()
+    (gradient,) = torch.autograd.grad(own, inputs.images, create_graph=True)
     slopes: Tensor = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
     return weight * (slopes - 1).square().mean()
 
 
-def _noise_penalty(seen: Penalised, value: float) -> Tensor:
-    return noise_penalty(seen.model, seen.instances)
+def _noise_penalty(inputs: PenaltyInputs, value: float) -> Tensor:
+    return noise_penalty(inputs.model, inputs.instances)
 
 
-def _is_rate(rate: float) -> bool:
-    return 0 < rate < 1
+def _is_factor(factor: float) -> bool:
+    """Whether no place's rate becomes 1 or more, at which nothing is left of its input."""
+    return 0 < factor * max(CONV_RATE, DENSE_RATE, BLOCK_RATE) < 1
 
 
 REGULARISERS: dict[str, Regulariser] = {
@@ -105,50 +109,31 @@ REGULARISERS: dict[str, Regulariser] = {
     for row in (
         Regulariser("none", about="No regulariser: the baseline."),
         Regulariser(
-            "dropout",
-            parameter="rate",
-            valid=_is_rate,
-            search=(0.05, 0.7),
-            noise=nn.Dropout,
-            about="""Bernoulli dropout: zeroes each activation with probability ``rate`` while training, and scales
-            the others by 1 / (1 - rate), so that nothing has to change for prediction. Without a rate each place in
-            the network has the paper's own: 0.2 before convolutions, 0.5 before hidden dense layers, 0.3 in
-            residual blocks.
-            Srivastava, Hinton, Krizhevsky, Sutskever, Salakhutdinov: Dropout. JMLR 15, 2014.""",
+            "maxgain",
+            parameter="gamma",
+            default=2.0,
+            search=(1.0, 8.0),
+            constrain=_maxgain,
+            uses=("p", "measure"),
+            about="""After each step, divides the weight of every layer whose largest gain ‖Wx‖ / ‖x‖ on the batch
+            exceeded gamma by the excess.
+            Gouk, Pfahringer, Frank, Cree: MaxGain: Regularisation of neural networks by constraining activation
+            magnitudes. ECML PKDD 2018.""",
         ),
-        Regulariser(
-            "gaussiandropout",
-            parameter="rate",
-            valid=_is_rate,
-            search=(0.05, 0.7),
-            noise=GaussianDropout,
-            about="""Multiplies each activation by a draw from N(1, rate / (1 - rate)) while training: noise of the
-            same mean and variance as dropout's at that rate, without its zeros. The rates are dropout's.
-            Srivastava et al.: Dropout. JMLR 15, 2014, section 10.""",
-        ),
-        Regulariser(
-            "variationaldropout",
-            parameter="rate",
-            valid=_is_rate,
-            search=(0.05, 0.7),
-            noise=VariationalDropout,
-            penalty=_noise_penalty,
-            about="""Gaussian dropout whose strength α is learned at every place in the network, starting from
-            ``rate``, by maximising the variational bound: the loss grows by the divergence of the noisy weights from
-            a log-uniform prior, divided by the number of training images.
-            Kingma, Salimans, Welling: Variational dropout and the local reparameterization trick. NIPS 2015.""",
-        ),
-        Regulariser(
-            "concretedropout",
-            parameter="rate",
-            valid=_is_rate,
-            search=(0.05, 0.7),
-            noise=ConcreteDropout,
-            penalty=_noise_penalty,
-            about="""Dropout whose rate is learned at every place in the network, starting from ``rate``, through a
-            continuous relaxation of the mask; the loss grows by a term that asks for small weights and one that
-            asks for entropy, both divided by the number of training images.
-            Gal, Hron, Kendall: Concrete dropout. NIPS 2017.""",
+        *(
+            Regulariser(
+                f"lipschitz-{p:g}",
+                parameter="lambda",
+                default=default,
+                search=(default / 8, default * 8),
+                constrain=_lipschitz(p),
+                about=f"""After each step, divides the weight of every layer whose ℓ{p:g} operator norm, at the
+                layer's true input size, exceeds lambda by the excess: a bound that holds for every input there could
+                be, where a gain is one for the inputs there were.
+                Gouk, Frank, Pfahringer, Cree: Regularisation of neural networks by enforcing Lipschitz continuity.
+                2018 (Machine Learning 110, 2021).""",
+            )
+            for p, default in ((1.0, 30.0), (2.0, 8.0), (math.inf, 30.0))
         ),
         Regulariser(
             "batchnorm",
@@ -157,6 +142,56 @@ REGULARISERS: dict[str, Regulariser] = {
             convolution (in the residual networks: before). It has no number of its own to tune. MaxGain treats the
             scale, divided by the running standard deviation, as a layer of its own.
             Ioffe, Szegedy: Batch normalization. ICML 2015.""",
+        ),
+        Regulariser(
+            "dropout",
+            parameter="factor",
+            default=1.0,
+            valid=_is_factor,
+            search=(0.2, 1.6),
+            noise=nn.Dropout,
+            about="""Bernoulli dropout: zeroes each activation with the rate of its place while training, and scales
+            the others by 1 / (1 - rate), so that nothing has to change for prediction. The rate is ``factor`` times
+            the paper's own of that place: 0.2 before convolutions, 0.5 before hidden dense layers, 0.3 in residual
+            blocks. The factor is 1 by default, and less than 2.
+            Srivastava, Hinton, Krizhevsky, Sutskever, Salakhutdinov: Dropout. JMLR 15, 2014.""",
+        ),
+        Regulariser(
+            "gaussiandropout",
+            parameter="factor",
+            default=1.0,
+            valid=_is_factor,
+            search=(0.2, 1.6),
+            noise=GaussianDropout,
+            about="""Multiplies each activation by a draw from N(1, rate / (1 - rate)) while training: noise of the
+            same mean and variance as dropout's at that rate, without its zeros. The rates are dropout's.
+            Srivastava et al.: Dropout. JMLR 15, 2014, section 10.""",
+        ),
+        Regulariser(
+            "variationaldropout",
+            parameter="factor",
+            default=1.0,
+            valid=_is_factor,
+            search=(0.2, 1.6),
+            noise=VariationalDropout,
+            penalty=_noise_penalty,
+            about="""Gaussian dropout whose strength α is learned at every place in the network, starting from
+            dropout's rate there, by maximising the variational bound: the loss grows by the divergence of the noisy
+            weights from a log-uniform prior, divided by the number of training images.
+            Kingma, Salimans, Welling: Variational dropout and the local reparameterization trick. NIPS 2015.""",
+        ),
+        Regulariser(
+            "concretedropout",
+            parameter="factor",
+            default=1.0,
+            valid=_is_factor,
+            search=(0.2, 1.6),
+            noise=ConcreteDropout,
+            penalty=_noise_penalty,
+            about="""Dropout whose rate is learned at every place in the network, starting from dropout's, through a
+            continuous relaxation of the mask; the loss grows by a term that asks for small weights and one that
+            asks for entropy, both divided by the number of training images.
+            Gal, Hron, Kendall: Concrete dropout. NIPS 2017.""",
         ),
         Regulariser(
             "weightnorm",
@@ -206,21 +241,6 @@ REGULARISERS: dict[str, Regulariser] = {
             has a critic and points between real and generated images.
             Gulrajani, Ahmed, Arjovsky, Dumoulin, Courville: Improved training of Wasserstein GANs. NIPS 2017.""",
         ),
-        *(
-            Regulariser(
-                f"lipschitz-{p:g}",
-                parameter="lambda",
-                default=default,
-                search=(default / 8, default * 8),
-                constrain=_lipschitz(p),
-                about=f"""After each step, divides the weight of every layer whose ℓ{p:g} operator norm, at the
-                layer's true input size, exceeds lambda by the excess: a bound that holds for every input there could
-                be, where a gain is one for the inputs there were.
-                Gouk, Frank, Pfahringer, Cree: Regularisation of neural networks by enforcing Lipschitz continuity.
-                2018 (Machine Learning 110, 2021).""",
-            )
-            for p, default in ((1.0, 30.0), (2.0, 8.0), (math.inf, 30.0))
-        ),
         Regulariser(
             "weightdecay",
             parameter="lambda",
@@ -230,16 +250,6 @@ REGULARISERS: dict[str, Regulariser] = {
             about="""Adds lambda times each weight to its gradient: the ℓ2 penalty, on convolutions and dense layers,
             biases and batch-norm scales excepted, on top of the recipe's own.
             Krogh, Hertz: A simple weight decay can improve generalization. NIPS 1991.""",
-        ),
-        Regulariser(
-            "maxgain",
-            parameter="gamma",
-            search=(1.0, 8.0),
-            constrain=_maxgain,
-            about="""After each step, divides the weight of every layer whose largest gain ‖Wx‖ / ‖x‖ on the batch
-            exceeded gamma by the excess. Without a number, gamma is the recipe's.
-            Gouk, Pfahringer, Frank, Cree: MaxGain: Regularisation of neural networks by constraining activation
-            magnitudes. ECML PKDD 2018.""",
         ),
     )
 }
@@ -251,34 +261,88 @@ class Chosen:
 
     row: Regulariser
     value: float | None
+    """None where it has no number, or where the text leaves it open."""
+
+    @property
+    def number(self) -> float:
+        """The number of a regulariser that has one."""
+        if self.value is None:
+            raise RegulariserError(f"{self.row.name} has no number here.")
+        return self.value
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a number to choose."""
+        return self.value is None and self.row.parameter is not None
 
     def __str__(self) -> str:
-        return self.row.name if self.value is None else f"{self.row.name}={self.value:g}"
+        return self.row.name if self.value is None else f"{self.row.name}={_text(self.value)}"
 
 
 def parse(text: str) -> tuple[Chosen, ...]:
-    """The regularisers that a text like ``maxgain=2+batchnorm+dropout`` names, in its order."""
-    chosen: list[Chosen] = []
-    for part in text.split("+"):
-        name, gives_number, number = part.strip().partition("=")
-        if name not in REGULARISERS:
-            raise RegulariserError(unknown("regulariser", name, REGULARISERS))
-        row = REGULARISERS[name]
-        chosen.append(Chosen(row, _number(row, number) if gives_number else row.default))
-    refuse_nonsense(tuple(chosen))
-    return tuple(chosen)
+    """The regularisers that a text like ``maxgain=2+batchnorm+dropout`` names, in the order of the table.
+
+    The order in the text means nothing, so that two texts that name the same regularisers are the same.
+    """
+    chosen = tuple(_parsed(part.strip()) for part in text.split("+"))
+    refuse_nonsense(chosen)
+    order = list(REGULARISERS)
+    return tuple(sorted(chosen, key=lambda choice: order.index(choice.row.name)))
 
 
-def _number(row: Regulariser, text: str) -> float:
+def settled(text: str) -> tuple[Chosen, ...]:
+    """The same with every number that the text leaves open at its default."""
+    return tuple(replace(choice, value=choice.row.default) if choice.is_open else choice for choice in parse(text))
+
+
+def spelt(chosen: Iterable[Chosen]) -> str:
+    """The one spelling of these regularisers."""
+    return "+".join(map(str, chosen))
+
+
+def filled(text: str, numbers: Mapping[str, float]) -> str:
+    """The text with these numbers, by regulariser, where it leaves them open: ``maxgain=1.75+batchnorm``."""
+    return spelt(
+        replace(choice, value=numbers[choice.row.name]) if choice.is_open and choice.row.name in numbers else choice
+        for choice in parse(text)
+    )
+
+
+def with_gamma(texts: Sequence[str], gamma: float | None) -> tuple[str, ...]:
+    """The texts with the command line's gamma where they name maxgain without a number; refused if none does."""
+    if gamma is None:
+        return tuple(texts)
+    if not REGULARISERS["maxgain"].valid(gamma):
+        raise RegulariserError(f"gamma must be positive, not {gamma}.")
+    if not any(choice.row.name == "maxgain" and choice.is_open for text in texts for choice in parse(text)):
+        raise RegulariserError(
+            f"--gamma {gamma:g} has no effect with {' '.join(texts)}: name maxgain there, without a number, or leave "
+            "--gamma out."
+        )
+    return tuple(filled(text, {"maxgain": gamma}) for text in texts)
+
+
+def _parsed(part: str) -> Chosen:
+    name, gives_number, text = part.partition("=")
+    if name not in REGULARISERS:
+        raise RegulariserError(unknown("regulariser", name, REGULARISERS))
+    row = REGULARISERS[name]
+    if not gives_number:
+        return Chosen(row, None)
     if row.parameter is None:
-        raise RegulariserError(f"{row.name} takes no number, so '{row.name}={text}' makes no sense.")
+        raise RegulariserError(f"{row.name} takes no number, so '{part}' makes no sense.")
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not row.valid(value):
         raise RegulariserError(f"{text!r} is no {row.parameter} that {row.name} can have.")
-    return value
+    return Chosen(row, value)
+
+
+def _text(value: float) -> str:
+    """The shortest text that is read back as the same number; without a plus, which joins regularisers."""
+    return repr(float(value)).removesuffix(".0").replace("e+", "e")
 
 
 def refuse_nonsense(chosen: tuple[Chosen, ...]) -> None:
@@ -302,24 +366,16 @@ def refuse_nonsense(chosen: tuple[Chosen, ...]) -> None:
         )
 
 
-def chosen_for(recipe: Recipe) -> tuple[Chosen, ...]:
-    """The recipe's regularisers, with its gamma where maxgain gives none."""
-    return tuple(
-        replace(choice, value=recipe.gamma) if choice.row.name == "maxgain" and choice.value is None else choice
-        for choice in parse(recipe.regulariser)
-    )
-
-
 def noise_for(chosen: tuple[Chosen, ...]) -> Callable[[float], nn.Module] | None:
-    """What makes the noise layers of a network: at each place's own rate, or at the chosen one everywhere."""
-    for row, value in ((choice.row, choice.value) for choice in chosen):
-        if row.noise is not None:
-            return row.noise if value is None else partial(_at_rate, row.noise, value)
+    """What makes the noise layer of each place in a network from the paper's rate there; None without noise."""
+    for choice in chosen:
+        if choice.row.noise is not None:
+            return partial(_scaled_noise, choice.row.noise, choice.number)
     return None
 
 
-def _at_rate(noise: Callable[[float], nn.Module], rate: float, place: float) -> nn.Module:
-    return noise(rate)
+def _scaled_noise(noise: Callable[[float], nn.Module], factor: float, rate: float) -> nn.Module:
+    return noise(factor * rate)
 
 
 def numbers(chosen: tuple[Chosen, ...]) -> Mapping[str, float]:

@@ -7,8 +7,7 @@ can be captured as it is, and what must be saved to go on is those tensors, the 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,12 +16,11 @@ from torch import Tensor, nn
 
 from maxgain.errors import RunError
 
-from . import regularisers
 from .data.splits import Dataset, Split
 from .evaluate import Score, to_float
 from .models import build
 from .recipes import Recipe
-from .regularisers import Penalised
+from .regularisers import PenaltyInputs, noise_for
 
 PADDING = 4
 MOMENTUM = 0.9
@@ -48,21 +46,21 @@ class Training:
     def __init__(self, recipe: Recipe, dataset: Dataset, device: torch.device) -> None:
         torch.manual_seed(recipe.seed)
         self.recipe = recipe
-        self.chosen = regularisers.chosen_for(recipe)
         self.device = device
         split = trained_on(recipe, dataset)
         self.images, self.labels = split.images.to(device), split.labels.to(device)
         self.batch_size = min(recipe.batch_size, len(split))
-        self.model = self._build(dataset)
+        self.model = build_model(recipe, dataset, device)
+        chosen = recipe.chosen
         self.constraints = [
-            choice.row.constrain(self.model, _number(choice), recipe) for choice in self.chosen if choice.row.constrain
+            choice.row.constrain(self.model, choice.number, recipe) for choice in chosen if choice.row.constrain
         ]
         self.learning_rate = torch.tensor(recipe.learning_rate, device=device)
         self.optimiser = self._make_optimiser()
         for constraint in self.constraints:
             constraint.attach(self.optimiser)
-        self.penalties = [(choice.row.penalty, _number(choice)) for choice in self.chosen if choice.row.penalty]
-        self.differentiates_images = any(choice.row.needs_input_gradient for choice in self.chosen)
+        self.penalties = [(choice.row.penalty, choice.number) for choice in chosen if choice.row.penalty]
+        self.differentiates_images = any(choice.row.needs_input_gradient for choice in chosen)
         self.autocast = device.type == "cuda" and torch.cuda.is_bf16_supported()
 
         self.epoch = 0
@@ -87,10 +85,10 @@ class Training:
             logits = self.model(images)
         logits = logits.float()
         loss = F.cross_entropy(logits, labels)
-        seen = Penalised(self.model, images, logits, labels, len(self.labels))
+        inputs = PenaltyInputs(self.model, images, logits, labels, len(self.labels))
         objective = loss
-        for penalty, value in self.penalties:
-            objective = objective + penalty(seen, value)
+        for penalty, number in self.penalties:
+            objective = objective + penalty(inputs, number)
         objective.backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()
         self.optimiser.zero_grad()
@@ -120,28 +118,74 @@ class Training:
         if not torch.stack([tensor.isfinite().all() for tensor in kept]).all():
             raise DivergedError(f"in epoch {self.epoch + 1} the loss or a weight stopped being a finite number.")
 
-    def _build(self, dataset: Dataset) -> nn.Module:
-        recipe = self.recipe
-        model = build(
-            recipe.network,
-            dataset.shape,
-            len(dataset.classes),
-            batchnorm=any(choice.row.batchnorm for choice in self.chosen),
-            dropout=regularisers.noise_for(self.chosen),
-        ).to(self.device)
-        for choice in self.chosen:
-            if choice.row.prepare:
-                choice.row.prepare(model, _number(choice))
-        return model
+    def state(self) -> dict[str, Tensor]:
+        """Everything that the next step depends on, by name, the random numbers included."""
+        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        for index, values in self.optimiser.state_dict()["state"].items():
+            tensors |= {f"optimiser.{index}.{name}": value for name, value in values.items() if value is not None}
+        for number, constraint in enumerate(self.constraints):
+            tensors |= {f"constraint.{number}.{name}": tensor for name, tensor in constraint.state_dict().items()}
+        tensors |= {f"loop.{name}": tensor for name, tensor in self._loop().items()}
+        tensors["loop.epoch"] = torch.tensor(self.epoch)
+        tensors["rng.cpu"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
+        return tensors
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Puts a fresh training of the same recipe and data where the one was whose `state` this is."""
+        self.model.load_state_dict(_under("model.", tensors))
+        states: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in _under("optimiser.", tensors).items():
+            index, _, field = name.partition(".")
+            states.setdefault(int(index), {})[field] = tensor
+        groups = self.optimiser.state_dict()["param_groups"]
+        self.optimiser.load_state_dict({"state": states, "param_groups": groups})
+        for number, constraint in enumerate(self.constraints):
+            constraint.load_state_dict(_under(f"constraint.{number}.", tensors))
+        for name, tensor in self._loop().items():
+            tensor.copy_(tensors[f"loop.{name}"])
+        self.epoch = int(tensors["loop.epoch"])
+        # The optimiser has its own copy of the learning rate now; the loop's tensor is the one that changes.
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.learning_rate
+        torch.set_rng_state(tensors["rng.cpu"])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
+
+    def _loop(self) -> dict[str, Tensor]:
+        """What the steps of an epoch change, apart from the model."""
+        return {
+            "order": self.order,
+            "position": self.position,
+            "learning_rate": self.learning_rate,
+            "loss": self.loss,
+            "hits": self.hits,
+        }
 
     def _make_optimiser(self) -> torch.optim.Optimizer:
         on_gpu = self.device.type == "cuda"
-        groups = _decay_groups(self.model, self.recipe, self.chosen)
+        groups = _decay_groups(self.model, self.recipe)
         if self.recipe.optimiser == "adam":
             return torch.optim.Adam(groups, lr=self.learning_rate, fused=on_gpu, foreach=False, capturable=on_gpu)
         return torch.optim.SGD(
             groups, lr=self.learning_rate, momentum=MOMENTUM, nesterov=True, fused=on_gpu, foreach=False
         )
+
+
+def build_model(recipe: Recipe, dataset: Dataset, device: torch.device) -> nn.Module:
+    """The recipe's network with what its regularisers build into it, freshly initialised; nothing watches it yet."""
+    model = build(
+        recipe.network,
+        dataset.shape,
+        len(dataset.classes),
+        batchnorm=any(choice.row.batchnorm for choice in recipe.chosen),
+        dropout=noise_for(recipe.chosen),
+    ).to(device)
+    for choice in recipe.chosen:
+        if choice.row.prepare:
+            choice.row.prepare(model)
+    return model
 
 
 def trained_on(recipe: Recipe, dataset: Dataset) -> Split:
@@ -189,9 +233,9 @@ def _reflected(index: Tensor, size: int) -> Tensor:
     return torch.where(index >= size, 2 * (size - 1) - index, index)
 
 
-def _decay_groups(model: nn.Module, recipe: Recipe, chosen: tuple[regularisers.Chosen, ...]) -> list[dict[str, object]]:
+def _decay_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, object]]:
     """The recipe's decay is for convolutions alone; a regulariser's is for every weight, biases and scales excepted."""
-    extra = sum(_number(choice) for choice in chosen if choice.row.weight_decay)
+    extra = sum(choice.number for choice in recipe.chosen if choice.row.weight_decay)
     # With all that is inside them: a reparametrised convolution keeps its parameters there.
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     convolved = {id(parameter) for module in convolutions for parameter in module.parameters()}
@@ -202,5 +246,5 @@ def _decay_groups(model: nn.Module, recipe: Recipe, chosen: tuple[regularisers.C
     return [{"params": parameters, "weight_decay": decay} for decay, parameters in decays.items()]
 
 
-def _number(choice: regularisers.Chosen) -> float:
-    return math.nan if choice.value is None else choice.value
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -81,8 +81,8 @@ def test_the_overview_names_every_command(capsys) -> None:
         ("train digits --gamma -1", "gamma must be positive, not -1.0."),
         ("train cifar10 --gamma -1", "gamma must be positive, not -1.0."),
         ("train digits --gamma nan", "gamma must be positive, not nan."),
-        ("train digits --gamma 1.5", "--gamma 1.5 has no effect with --regulariser none: name maxgain there"),
-        ("train digits --gamma 3 --regulariser maxgain=2", "--gamma 3 has no effect with --regulariser maxgain=2"),
+        ("train digits --gamma 1.5", "--gamma 1.5 has no effect with none: name maxgain there"),
+        ("train digits --gamma 3 --regulariser maxgain=2", "--gamma 3 has no effect with maxgain=2"),
         ("train digits --regulariser maxgian", "there is no regulariser 'maxgian': did you mean 'maxgain'?"),
         ("train digits --network vgg91", "there is no network 'vgg91': did you mean 'vgg19'?"),
         ("train digits --network vgg19", "a network that halves the image 5 times needs at least 32×32 pixels"),
@@ -211,10 +211,10 @@ def test_a_run_that_diverges_is_one_sentence_and_at_most_one_warning(regulariser
 
 
 def test_promise_15_an_error_of_the_system_is_a_sentence_too(monkeypatch, capsys) -> None:
-    def denied(*_: object) -> None:
+    def denied(*_: object, **how: object) -> None:
         raise PermissionError(13, "Permission denied", "/root/run")
 
-    def full(*_: object) -> None:
+    def full(*_: object, **how: object) -> None:
         raise torch.OutOfMemoryError
 
     for failing, said in ((denied, "Permission denied: /root/run"), (full, "there is not enough memory: try")):
@@ -224,7 +224,7 @@ def test_promise_15_an_error_of_the_system_is_a_sentence_too(monkeypatch, capsys
 
 
 def test_a_bug_is_not_hidden(monkeypatch) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **how: object) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(train_command, "perform", broken)
@@ -331,7 +331,7 @@ def test_gains_draws_and_writes_what_the_run_did(trained, capsys) -> None:
     assert (trained / "gains.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     svg = ElementTree.parse(trained / "gains.svg")
     texts = ["".join(element.itertext()) for element in svg.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"digits, maxgain+dropout", "train set", "test set", "classifier.fc3"} <= set(texts)
+    assert {"digits, maxgain=2+dropout=1", "train set", "test set", "classifier.fc3"} <= set(texts)
 
     content = strictly((trained / "gains.json").read_text())
     assert content["bound"] == 2.0

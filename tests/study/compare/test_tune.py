@@ -1,6 +1,7 @@
 """Tuning: what is tried, that the choice follows the rule and never the test part, that no trial is lost or doubled."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -21,9 +22,9 @@ from maxgain.study.compare import tuning_rule as choice
 from maxgain.study.compare.tuning_rule import Dimension, Grid
 from maxgain.study.files import write_text
 from maxgain.study.recipes import RECIPES
-from maxgain.study.regularisers import REGULARISERS, parse
+from maxgain.study.regularisers import REGULARISERS, filled, parse
 from maxgain.study.report import figures
-from maxgain.study.runs import Run, perform
+from maxgain.study.runs import Place, perform
 
 QUICK = replace(RECIPES["digits"], network="mlp", epochs=2, fold=0, regulariser="maxgain")
 FLAGS = ["--network", "mlp", "--epochs", "2", "--fold", "0"]
@@ -82,13 +83,13 @@ def test_a_grid_names_a_regulariser_or_its_parameter():
         choice.dimensions("maxgain", [GAMMAS, Grid("maxgain", (1, 2))])
     with pytest.raises(RecipeError, match="there is no 'gamma' to choose in dropout or maxgain=2"):
         choice.expect_used([GAMMAS], ["dropout", "maxgain=2"])
-    with pytest.raises(RegulariserError, match=r"1\.5 is no rate that dropout can have"):
-        choice.dimensions("dropout", [Grid("rate", (0.5, 1.5))])
+    with pytest.raises(RegulariserError, match=r"2\.5 is no factor that dropout can have"):
+        choice.dimensions("dropout", [Grid("factor", (0.5, 2.5))])
 
 
 def test_grids_are_multiplied():
-    space = choice.dimensions("maxgain+dropout", [Grid("gamma", (1, 2)), Grid("rate", (0.1, 0.2))])
-    assert [choice.filled("maxgain + dropout", point) for point in choice.points(space)] == [
+    space = choice.dimensions("maxgain+dropout", [Grid("gamma", (1, 2)), Grid("factor", (0.1, 0.2))])
+    assert [filled("maxgain + dropout", point) for point in choice.points(space)] == [
         "maxgain=1+dropout=0.1",
         "maxgain=1+dropout=0.2",
         "maxgain=2+dropout=0.1",
@@ -98,7 +99,7 @@ def test_grids_are_multiplied():
 
 @pytest.mark.parametrize("value", [1e-6, 0.123456, 1.0, 123456.0, 3e6])
 def test_a_number_that_is_filled_in_is_read_back(value):
-    assert parse(choice.filled("batchnorm+maxgain", {"maxgain": value}))[1].value == value
+    assert parse(filled("batchnorm+maxgain", {"maxgain": value}))[0].value == value
 
 
 @pytest.mark.parametrize("row", [row for row in REGULARISERS.values() if row.search], ids=lambda row: row.name)
@@ -132,16 +133,16 @@ def test_the_best_accuracy_is_chosen_then_the_lowest_loss_then_the_smallest_numb
 def test_a_grid_comes_to_what_plain_runs_come_to(tmp_path):
     curve = tune.run(search(tmp_path / "grid", GAMMAS), 1)
     for row, gamma in zip(curve, (1, 2, 3), strict=True):
-        plain = perform(replace(QUICK, regulariser=f"maxgain={gamma}"), Run(tmp_path / str(gamma)))
+        plain = perform(replace(QUICK, regulariser=f"maxgain={gamma}"), Place(tmp_path / str(gamma)))
         assert row["values"] == {"maxgain": gamma}
         for score in ("train_accuracy", "train_loss", "validation_accuracy", "validation_loss"):
             assert row[score] == plain[score]
 
 
 @pytest.mark.usefixtures("_in_this_process")
-@pytest.mark.parametrize("loss", ["inf", None])  # how strict JSON holds infinity, and what is not a number
+@pytest.mark.parametrize("loss", [math.inf, None])
 def test_a_trial_without_a_finite_loss_is_a_failure_and_not_a_point_of_the_curve(tmp_path, monkeypatch, loss):
-    monkeypatch.setattr(tune, "perform", lambda *run: perform(*run) | {"validation_loss": loss})
+    monkeypatch.setattr(tune, "perform", lambda *run, **how: perform(*run, **how) | {"validation_loss": loss})
     curve = tune.run(search(tmp_path, GAMMAS), 1)
     assert [(row["status"], row["error"]) for row in curve] == 3 * [
         ("failed", "its validation loss is not a finite number")
@@ -152,9 +153,9 @@ def test_a_trial_without_a_finite_loss_is_a_failure_and_not_a_point_of_the_curve
 def test_a_search_never_sees_the_test_part(tmp_path, monkeypatch):
     seen = []
 
-    def watched(recipe, run, dataset):
+    def watched(recipe, place, dataset, **how):
         seen.append(len(dataset.test))
-        return perform(recipe, run, dataset)
+        return perform(recipe, place, dataset, **how)
 
     monkeypatch.setattr(tune, "perform", watched)
     tune.run(search(tmp_path, GAMMAS), 1)
@@ -171,9 +172,9 @@ def test_a_finished_search_trains_nothing_and_a_larger_one_only_what_is_new(tmp_
     first = tune.run(search(tmp_path, GAMMAS), 1)
     trained = []
 
-    def watched(recipe, run, dataset):
+    def watched(recipe, place, dataset, **how):
         trained.append(recipe.regulariser)
-        return perform(recipe, run, dataset)
+        return perform(recipe, place, dataset, **how)
 
     monkeypatch.setattr(tune, "perform", watched)
     assert tune.run(search(tmp_path, GAMMAS), 1) == first
@@ -192,11 +193,10 @@ def test_validation_must_be_held_out(tmp_path):
 def test_a_trial_that_diverges_fails_and_is_tried_again(tmp_path, monkeypatch):
     calls = []
 
-    def diverging(recipe, run, dataset):
+    def diverging(recipe, place, dataset, **how):
         calls.append(recipe.regulariser)
-        return perform(
-            replace(recipe, learning_rate=1e30) if recipe.regulariser == "maxgain=2" else recipe, run, dataset
-        )
+        wild = replace(recipe, learning_rate=1e30)
+        return perform(wild if recipe.regulariser == "maxgain=2" else recipe, place, dataset, **how)
 
     monkeypatch.setattr(tune, "perform", diverging)
     curve = tune.run(search(tmp_path, GAMMAS), 1)
@@ -222,12 +222,12 @@ def test_missing_data_stop_a_search_instead_of_failing_its_trials(tmp_path):
 def fake_training(accuracy_of):
     """Stands in for a training: tells of each epoch's accuracy as a real one would."""
 
-    def training(recipe, run, dataset):
+    def training(recipe, place, dataset, *, resume, watcher):
         accuracy, lines = accuracy_of(float(recipe.regulariser.partition("=")[2])), []
         for epoch in range(1, recipe.epochs + 1):
             lines.append({"epoch": epoch, "validation_accuracy": accuracy})
-            write_text(run.out / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-            run.watcher.epoch_done(lines[-1])
+            write_text(place.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+            watcher.epoch_done(lines[-1])
         return {"train_accuracy": 1.0, "train_loss": 0.0, "validation_accuracy": accuracy, "validation_loss": 1.0}
 
     return training

@@ -326,8 +326,8 @@ def test_gain_boxes_are_drawn_from_the_records():
     assert [run["name"] for run in data["runs"]] == [
         "none, fold 0",
         "none, fold 1",
-        "maxgain, fold 0",
-        "maxgain, fold 1",
+        "maxgain=2, fold 0",
+        "maxgain=2, fold 1",
     ]
     assert data["chosen"] == [0, 2]
     assert [run["bound"] for run in data["runs"]] == [None, None, 2.0, 2.0]
@@ -342,14 +342,18 @@ STRANGE = "<b>bold</b> & \"'</script><script>alert(1)</script>{{ 1 }}"
 
 
 def test_whatever_is_in_the_records_is_shown_and_not_obeyed():
-    run = synthetic_run(STRANGE, command=STRANGE, machine=STRANGE, note=STRANGE)
+    run = synthetic_run("dropout", command=STRANGE, machine=STRANGE, note=STRANGE) | {"regulariser": STRANGE}
     rows = {part: {STRANGE: [1.0, 1.1, 1.2, 1.3, 1.4]} for part in ("train", "test")}
     run |= {
         "gain_quantiles": rows,
         "max_gain": {part: {STRANGE: 1.4} for part in rows},
         "operator_norms": {STRANGE: 2.0},
     }
-    found = Records((run, synthetic_run("none")), (failed_run(STRANGE, fold=1, error=STRANGE),), (STRANGE,))
+    found = Records(
+        (run, synthetic_run("none")),
+        (failed_run("dropout", fold=1, error=STRANGE) | {"regulariser": STRANGE},),
+        (STRANGE,),
+    )
     text = build_page(found)
     assert "<b>bold" not in text
     assert text.count("<script") == 2  # the page's own: its code, and the data of the box plots

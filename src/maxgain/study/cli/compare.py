@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,14 +14,15 @@ from maxgain.errors import RecipeError
 from ..compare import jobs as compare
 from ..compare import records
 from ..compare import tuning_rule as choice
-from ..compare.jobs import Comparison, Job, Pairing, Place
+from ..compare.jobs import Comparison, Job, Pairing
 from ..compare.records import Record
 from ..compare.statistics import Row, p_value, verdict
 from ..compare.workers import process_count
-from ..files import strict, write_json
+from ..files import write_json
 from ..locks import alone_in
 from ..recipes import Recipe, recipe_named
-from ..regularisers import chosen_for, numbers, parse
+from ..regularisers import numbers, parse, with_gamma
+from ..runs import Place
 from ..tables import Column, Table
 from ..wording import counted
 from .terminal import Common, DataFolder, Screen, typed
@@ -51,6 +52,8 @@ class Options(Common):
     cross-validation, and its own test part left alone"""
     seeds: int | None = None
     """compare with this many seeds, from --seed on, on the same split: it says nothing about other data"""
+    gamma: float | None = None
+    """the bound of maxgain where its number is left out (default: 2)"""
     baseline: str | None = None
     """what the others are tested against (default: the first)"""
     tuned: bool = False
@@ -72,6 +75,7 @@ class Options(Common):
 def run(options: Options, screen: Screen) -> dict[str, Any]:
     """Trains what is missing, shows the table, and writes it into comparison.json in the comparison's folder."""
     _refuse_nonsense(options)
+    options = _with_gamma(options)
     pairing = _pairing(options)
     processes = process_count(options.jobs, options.device)
     place = Place(options.out or Path(f"compare-{options.recipe.name}"), options.data, options.device)
@@ -86,7 +90,7 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
             jobs = compare.tuned(jobs, tuning, records.read(place.for_tuning.results))
         _perform("comparing", jobs, place, processes, screen)
         shown = compare.comparison(jobs, records.read(place.results), baseline, pairing)
-        content: dict[str, Any] = strict(_content(options, jobs, shown, baseline, pairing))
+        content = _content(options, jobs, shown, baseline, pairing)
         write_json(place.folder / "comparison.json", content)
     _show(content, screen)
     page = typed("report", place.folder, "--out", place.folder / "report.html")
@@ -106,6 +110,13 @@ def _refuse_nonsense(options: Options) -> None:
         raise RecipeError("--folds goes through the folds from 0 on: leave out --fold.")
     if options.grid and not options.tuned:
         raise RecipeError("--grid says which values --tuned tries: it needs --tuned.")
+
+
+def _with_gamma(options: Options) -> Options:
+    """The options with --gamma in every regulariser that leaves it open."""
+    regularisers = with_gamma(options.regularisers, options.gamma)
+    named = dict(zip(options.regularisers, regularisers, strict=True))
+    return replace(options, regularisers=regularisers, baseline=options.baseline and named[options.baseline])
 
 
 def _pairing(options: Options) -> Pairing:
@@ -156,7 +167,7 @@ def _row(regulariser: str, jobs: Sequence[Job], shown: Comparison) -> dict[str, 
     recipes = [job.recipe for job in jobs if job.regulariser == regulariser]
     content = {
         "regulariser": regulariser,
-        "numbers": [dict(numbers(chosen_for(recipe))) for recipe in recipes],
+        "numbers": [dict(numbers(recipe.chosen)) for recipe in recipes],
         "runs": [job.key for job in jobs if job.regulariser == regulariser],
         "values": [job.tuned for job in jobs if job.regulariser == regulariser],
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,11 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
         f"Ten folds of scanned digits that share no image, each trained on with no regulariser and with MaxGain, "
         f"γ = {GAMMA:g}."
     )
-    recipe = replace(recipe_named("digits"), gamma=GAMMA)
+    bounded = f"maxgain={GAMMA:g}"
     comparison = compare.run(
         compare.Options(
-            recipe=recipe,
-            regularisers=("none", "maxgain"),
+            recipe=recipe_named("digits"),
+            regularisers=("none", bounded),
             folds=FOLDS,
             out=options.out,
             jobs=options.jobs,
@@ -59,7 +59,7 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
         screen,
     )
     found = records.read(options.out / "results")
-    drawn = [_draw_gains(found, regulariser, options.out) for regulariser in ("none", "maxgain")]
+    drawn = [_draw_gains(found, regulariser, options.out) for regulariser in ("none", bounded)]
     report = options.out / "report.html"
     page.write(options.out, report)
     screen.show(f"gains by layer: {', '.join(map(str, drawn))}")
@@ -69,9 +69,8 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
 
 def _draw_gains(found: Records, regulariser: str, folder: Path) -> Path:
     """The box plots of the first fold's run."""
-    first = min(found.where(regulariser=regulariser).runs, key=lambda record: record["fold"])
+    first = min(found.where(regulariser=regulariser).runs, key=lambda record: record["fold"] or 0)
+    name = regulariser.partition("=")[0]
     title = f"digits, fold {first['fold']}, {regulariser}"
-    png, _ = figures.save(
-        figures.gain_boxes(first["gain_quantiles"], first["gamma"], title), folder, f"gains-{regulariser}"
-    )
+    png, _ = figures.save(figures.gain_boxes(first["gain_quantiles"], first["gamma"], title), folder, f"gains-{name}")
     return png

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,13 +12,12 @@ import tyro
 
 from maxgain.measure import Quantiles
 
+from .. import codec
 from ..evaluate import gains
 from ..files import write_json
-from ..regularisers import chosen_for, numbers
 from ..report import figures
-from ..runs import chosen_device, load_data, load_model, read_config
+from ..runs import Place, open_run
 from ..tables import Column, Table
-from ..train import trained_on
 from .terminal import Common, DataFolder, Screen, typed
 
 EXAMPLES = {"maxgain gains runs/digits-maxgain=2-seed0": "draw the gains of a run that 'maxgain train' has finished"}
@@ -39,23 +37,16 @@ class Options(Common):
 
 def run(options: Options, screen: Screen) -> dict[str, Any]:
     """Writes gains.png, gains.svg and gains.json into the run's folder."""
-    recipe = read_config(options.run)
-    device = chosen_device(options.device)
-    dataset = load_data(recipe, options.data)
-    model = load_model(options.run, dataset, device)
-    reports = {
-        part: gains(model, split.to(device), recipe.p)
-        for part, split in (("train", trained_on(recipe, dataset)), ("test", dataset.test))
-    }
-    gamma = numbers(chosen_for(recipe)).get("maxgain")
+    opened = open_run(Place(options.run, options.data, options.device))
+    p, gamma = opened.recipe.p, opened.recipe.gamma
+    reports = {part: gains(opened.model, split, p) for part, split in opened.parts.items()}
     bound = gamma if gamma is not None and math.isfinite(gamma) else None
-    title = f"{recipe.name}, {recipe.regulariser}"
-    drawn = figures.gain_boxes({part: report.quantiles() for part, report in reports.items()}, bound, title)
+    drawn = figures.gain_boxes({part: report.quantiles() for part, report in reports.items()}, bound, opened.title)
     paths = figures.save(drawn, options.run, "gains")
-    content = {"bound": bound} | {part: json.loads(report.to_json()) for part, report in reports.items()}
+    content = {"bound": bound} | {part: codec.decode(report.to_json()) for part, report in reports.items()}
     write_json(options.run / "gains.json", content)
     for part, report in reports.items():
-        screen.show(gain_table(f"Gain by layer on the {part} set, p = {recipe.p:g}", report.quantiles()))
+        screen.show(gain_table(f"Gain by layer on the {part} set, p = {p:g}", report.quantiles()))
     steps = {typed("inspect", options.run): "the same gains beside operator norms"}
     screen.end([*paths, options.run / "gains.json"], steps)
     return content

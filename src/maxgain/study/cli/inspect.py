@@ -22,12 +22,10 @@ from maxgain.measure import evaluating
 
 from ..data.splits import Split
 from ..evaluate import batches, gains, largest, to_float
-from ..files import strict, write_json
-from ..regularisers import chosen_for, numbers
+from ..files import write_json
 from ..report import figures
-from ..runs import chosen_device, load_data, load_model, read_config
+from ..runs import Place, chosen_device, open_run
 from ..tables import Column, Table
-from ..train import trained_on
 from ..wording import clause
 from .terminal import Common, DataFolder, Screen, typed
 
@@ -89,7 +87,7 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     peaks = {part: largest(rows) for part, rows in content["gains"].items()}
     drawn = figures.gains_beside_norms(content["norms"]["2"], peaks)
     paths = figures.save(drawn, folder, "inspect")
-    write_json(folder / "inspect.json", strict(content))
+    write_json(folder / "inspect.json", content)
     steps = {} if options.run is None else {typed("gains", options.run): "the whole distribution of the gains, drawn"}
     screen.end([*paths, folder / "inspect.json"], steps)
     return content
@@ -175,14 +173,9 @@ def _from_run(options: Options) -> Subject:
     assert options.run is not None
     if options.model or options.input or options.exclude:
         raise RunError("give a run's folder, or --model with --input and --exclude, not both.")
-    recipe = read_config(options.run)
-    device = chosen_device(options.device)
-    dataset = load_data(recipe, options.data)
-    model = load_model(options.run, dataset, device)
-    parts = {"train": trained_on(recipe, dataset).to(device), "test": dataset.test.to(device)}
-    example = to_float(parts["train"].images[:1])
-    gamma = numbers(chosen_for(recipe)).get("maxgain")
-    return Subject(f"{recipe.name}, {recipe.regulariser}", model, example, parts, recipe.p, gamma)
+    opened = open_run(Place(options.run, options.data, options.device))
+    example = to_float(opened.parts["train"].images[:1])
+    return Subject(opened.title, opened.model, example, opened.parts, opened.recipe.p, opened.recipe.gamma)
 
 
 def _from_model(options: Options) -> Subject:

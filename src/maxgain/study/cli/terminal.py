@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import textwrap
@@ -15,7 +14,7 @@ from typing import Any
 from rich.cells import cell_len
 from rich.console import Console
 
-from ..files import strict
+from .. import codec
 from ..tables import Table
 from .progress import Bars
 
@@ -68,7 +67,7 @@ class Screen:
     def finish(self, result: Any) -> None:
         """Prints the result for machines, if that is what was asked for."""
         if self.for_machines:
-            sys.stdout.write(json.dumps(strict(result), indent=2, allow_nan=False) + "\n")
+            sys.stdout.write(codec.encode(result, indent=2) + "\n")
 
     @contextmanager
     def progress(self) -> Iterator[Bars]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import tyro
 from rich.progress import Progress
 
-from maxgain.errors import MissingExtraError, RecipeError
+from maxgain.errors import MissingExtraError
 
-from ..recipes import Recipe
-from ..regularisers import chosen_for, numbers
-from ..runs import Result, Run, Watcher, perform
+from ..recipes import Recipe, run_name
+from ..regularisers import spelt, with_gamma
+from ..runs import Place, Watcher, perform
+from ..schema import Metrics, Result, score
 from ..tables import Column, Table
 from ..train import Training
 from ..wording import counted
@@ -34,6 +35,8 @@ class Options(Common):
     """Train a network by a recipe, and leave config, metrics, weights and result in a folder."""
 
     recipe: tyro.conf.OmitArgPrefixes[Recipe]
+    gamma: float | None = None
+    """the bound of maxgain where its number is left out (default: 2)"""
     data: DataFolder = None
     """where the data sets are (default: $MAXGAIN_DATA, or a cache folder)"""
     out: Path | None = None
@@ -50,15 +53,14 @@ class Options(Common):
 
 def run(options: Options, screen: Screen) -> Result:
     """Trains, with a progress bar, and shows the scores."""
-    recipe = options.recipe
-    expect_used(recipe)
-    out = options.out or default_folder(recipe)
-    screen.show(f"{recipe.name}: {recipe.network}, {spelt(recipe)}, {counted(recipe.epochs, 'epoch')} → {out}")
+    (regulariser,) = with_gamma([options.recipe.regulariser], options.gamma)
+    recipe = replace(options.recipe, regulariser=regulariser)
+    out = options.out or Path("runs") / run_name(recipe)
+    screen.show(f"{recipe.name}: {recipe.network}, {spelt(recipe.chosen)}, {counted(recipe.epochs, 'epoch')} → {out}")
     with screen.progress() as progress, _board(out, options.tensorboard) as board:
         watcher = together(_resumption(options, screen), progress_watcher(progress, recipe), board)
-        result = perform(
-            recipe, Run(out, options.data, options.device, options.resume, options.checkpoint_seconds, watcher)
-        )
+        place = Place(out, options.data, options.device, options.checkpoint_seconds)
+        result = perform(recipe, place, resume=options.resume, watcher=watcher)
     if result["note"]:
         screen.show(f"note: {result['note']}")
     screen.show(scores_table(result))
@@ -66,26 +68,6 @@ def run(options: Options, screen: Screen) -> Result:
     steps = {typed("gains", out): "each layer's gains, drawn", typed("inspect", out): "gains beside operator norms"}
     screen.end([out / name for name in names], steps)
     return result
-
-
-def default_folder(recipe: Recipe) -> Path:
-    """A folder whose name says which run it is."""
-    fold = "" if recipe.fold is None else f"-fold{recipe.fold}"
-    return Path("runs") / f"{recipe.name}-{spelt(recipe)}{fold}-seed{recipe.seed}"
-
-
-def spelt(recipe: Recipe) -> str:
-    """The recipe's regulariser with every number that it has."""
-    return "+".join(map(str, chosen_for(recipe)))
-
-
-def expect_used(recipe: Recipe) -> None:
-    """Refuses a gamma that would bound nothing, lest somebody believe that it did."""
-    if recipe.gamma != Recipe.gamma and numbers(chosen_for(recipe)).get("maxgain") != recipe.gamma:
-        raise RecipeError(
-            f"--gamma {recipe.gamma:g} has no effect with --regulariser {recipe.regulariser}: "
-            "name maxgain there, without a number, or leave --gamma out."
-        )
 
 
 def together(*watchers: Watcher) -> Watcher:
@@ -122,7 +104,7 @@ def progress_watcher(progress: Progress, recipe: Recipe) -> Watcher:
             loss, accuracy = training.loss.item() / done, training.hits.item() / (done * training.batch_size)
             progress.update(task, status=f"so far loss {loss:.3f}, train {accuracy:.1%}")
 
-    def epoch_done(line: dict[str, Any]) -> None:
+    def epoch_done(line: Metrics) -> None:
         held_out = line["validation_accuracy"]
         parts = [
             f"loss {line['train_loss']:.3f}",
@@ -137,18 +119,22 @@ def progress_watcher(progress: Progress, recipe: Recipe) -> Watcher:
 
 def scores_table(result: Result) -> Table:
     """Loss and accuracy on each part of the data."""
+    scores = {
+        part: (score(result, f"{part}_accuracy"), score(result, f"{part}_loss"))
+        for part in ("train", "validation", "test")
+    }
     return Table(
         f"{result['recipe']}, {result['regulariser']}, {result['seconds']:.0f} s on {result['device']}",
         (Column("part"), Column("accuracy"), Column("loss (nats)"), Column("largest gain", spare=1)),
         tuple(
             (
                 part,
-                f"{result[f'{part}_accuracy']:.2%}",
-                _number(result[f"{part}_loss"], ".4f"),
+                f"{accuracy:.2%}",
+                f"{math.nan if loss is None else loss:.4f}",
                 _largest(result["max_gain"].get(part, {}), ".3f") or None,
             )
-            for part in ("train", "validation", "test")
-            if result[f"{part}_accuracy"] is not None
+            for part, (accuracy, loss) in scores.items()
+            if accuracy is not None
         ),
     )
 
@@ -156,11 +142,6 @@ def scores_table(result: Result) -> Table:
 def _largest(gains: Mapping[str, float | None], form: str) -> str:
     known = [gain for gain in gains.values() if gain is not None]
     return format(max(known), form) if known else ""
-
-
-def _number(value: float | str | None, form: str) -> str:
-    """A number as strict JSON holds it, for people."""
-    return format(math.nan if value is None else float(value), form)
 
 
 def _resumption(options: Options, screen: Screen) -> Watcher:
@@ -191,18 +172,18 @@ def _board(out: Path, wanted: bool) -> Iterator[Watcher]:
             writer = SummaryWriter(str(out / "tensorboard"), purge_step=training.epoch + 1)
             writers.append(stack.enter_context(writer))
 
-        def epoch_done(line: dict[str, Any]) -> None:
+        def epoch_done(line: Metrics) -> None:
             for name, value in _scalars(line):
                 writers[0].add_scalar(name, value, line["epoch"])
 
         yield Watcher(started=started, epoch_done=epoch_done)
 
 
-def _scalars(line: dict[str, Any]) -> Iterator[tuple[str, float]]:
+def _scalars(line: Metrics) -> Iterator[tuple[str, float]]:
     for part in ("train", "validation"):
         for what in ("loss", "accuracy"):
-            if line[f"{part}_{what}"] is not None:
-                yield f"{what}/{part}", float(line[f"{part}_{what}"])
+            if (value := score(line, f"{part}_{what}")) is not None:
+                yield f"{what}/{part}", value
     for layer, gain in line["max_gain"].items():
         if gain is not None:
             yield f"max_gain/{layer}", gain

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ from ..compare.tuning_rule import RULE, Grid, Point, Tried, best, dimensions, ex
 from ..compare.workers import process_count
 from ..files import write_json
 from ..recipes import Recipe, to_json
+from ..regularisers import with_gamma
 from ..report import figures
 from ..tables import Column, Table
 from ..wording import counted
@@ -42,6 +43,8 @@ class Options(Common):
     refuses: ClassVar = ("train_on",)
 
     recipe: tyro.conf.OmitArgPrefixes[Recipe]
+    gamma: float | None = None
+    """the bound of maxgain where its number is left out (default: 2)"""
     grid: tuple[str, ...] = ()
     """values to try, as NAME=START:STOP:STEP, NAME being a regulariser or its parameter: gamma=1.25:3:0.25
     dropout=0.1:0.5:0.1; several grids are multiplied, and what no grid names stays what it is"""
@@ -93,7 +96,8 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
 def _search(options: Options) -> tune.Search:
     if options.grid and options.trials is not None:
         raise RecipeError("a grid has as many trials as values: leave out --trials or --grid.")
-    recipe = options.recipe
+    (regulariser,) = with_gamma([options.recipe.regulariser], options.gamma)
+    recipe = replace(options.recipe, regulariser=regulariser)
     grids = [Grid.parsed(text) for text in options.grid]
     expect_used(grids, [recipe.regulariser])
     return tune.Search(

@@ -11,16 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 from maxgain.errors import MaxGainError, RecipeError, RunError
 
 from ..data.table import DATASETS
-from ..files import strict
-from ..recipes import Recipe, to_json
-from ..regularisers import parse
-from ..runs import Run, perform, read_metrics
+from ..recipes import Recipe, key, run_name, to_json
+from ..regularisers import filled, parse
+from ..runs import Place, perform, read_metrics
 from . import records, statistics
 from . import tuning_rule as choice
 from .records import Record, Records
@@ -56,34 +54,12 @@ class Job:
     @property
     def key(self) -> str:
         """What the run is called in the records."""
-        return records.key(to_json(self.recipe))
+        return key(self.recipe)
 
     @property
     def name(self) -> str:
-        """What the run is called by people, and where it has its folder."""
-        fold = "" if self.recipe.fold is None else f"-fold{self.recipe.fold}"
-        return f"{self.recipe.regulariser}{fold}-seed{self.recipe.seed}-{self.key}"
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where runs are kept, and where they read and compute."""
-
-    folder: Path
-    data: Path | None = None
-    device: str = "auto"
-    has_test: bool = True
-    """Whether runs there have a test part to be scored on."""
-
-    @property
-    def results(self) -> Path:
-        """The folder of the records."""
-        return self.folder / "results"
-
-    @property
-    def for_tuning(self) -> Place:
-        """Beside the runs whose scores are compared, a place for those that choose their numbers, without a test."""
-        return replace(self, folder=self.folder / "tuning", has_test=False)
+        """What the run is called by people."""
+        return run_name(self.recipe)
 
 
 @dataclass(frozen=True)
@@ -156,7 +132,7 @@ def tuned(jobs: Sequence[Job], tuning: Sequence[Job], known: Records) -> list[Jo
     curves: dict[tuple[str, int | None], list[Tried]] = {}
     for trial in tuning:
         record = known.find(trial.key)
-        scores = {"status": "failed"} if record is None else record | {"status": "complete"}
+        scores: Tried = {"status": "failed"} if record is None else {**record, "status": "complete"}
         curves.setdefault(_decision(trial), []).append(scores | {"values": trial.tuned})
     return [_at(job, _chosen(job, curves.get(_decision(job))), "train+validation") for job in jobs]
 
@@ -184,11 +160,12 @@ def comparison(jobs: Sequence[Job], known: Records, baseline: str, pairing: Pair
     errors = {record["key"]: record["error"] for record in known.failed}
     for job in jobs:
         record = known.find(job.key)
-        if record is None:
+        accuracy = None if record is None else record["test_accuracy"]
+        if accuracy is None:
             failures.append((job, errors.get(job.key, "it was not run")))
         else:
             number = job.recipe.seed if pairing.over == "seed" else job.recipe.fold
-            scores[job.regulariser][number or 0] = record["test_accuracy"]
+            scores[job.regulariser][number or 0] = accuracy
     scores = {regulariser: by_number for regulariser, by_number in scores.items() if by_number}
     overlap = statistics.overlap(pairing.over, to_json(jobs[0].recipe))
     pairs, rows = statistics.compare_pairs(scores, baseline, overlap)
@@ -201,7 +178,7 @@ def _decision(job: Job) -> tuple[str, int | None]:
 
 
 def _at(job: Job, point: Point, train_on: Literal["train", "train+validation"]) -> Job:
-    regulariser = choice.filled(job.regulariser, point)
+    regulariser = filled(job.regulariser, point)
     return replace(job, tuned=point, recipe=replace(job.recipe, regulariser=regulariser, train_on=train_on))
 
 
@@ -221,15 +198,14 @@ def _chosen(job: Job, curve: list[Tried] | None) -> Point:
 
 def _recorded(job: Job, place: Place) -> Record:
     """Runs a job, from its checkpoint if it has one, and returns the record that is written of it."""
-    recipe, out = job.recipe, place.folder / "runs" / job.name
-    dataset = data_for(recipe, place.data, with_test=place.has_test)
+    recipe, own = job.recipe, place.of(job.recipe)
+    dataset = data_for(recipe, place)
     record: Record
     try:
-        run = Run(out, place.data, place.device, resume=True, checkpoint_seconds=CHECKPOINT_SECONDS)
-        record = perform(recipe, run, dataset) | {"status": "ok", "history": strict(read_metrics(out))}
+        result = perform(recipe, replace(own, checkpoint_seconds=CHECKPOINT_SECONDS), dataset, resume=True)
+        record = records.success(result, read_metrics(own.folder))
     except MaxGainError as error:
-        about = {"recipe": recipe.name, "seed": recipe.seed, "fold": recipe.fold, "config": to_json(recipe)}
-        record = about | {"status": "failed", "error": str(error)}
+        record = records.failure(recipe, str(error))
     record |= {"regulariser": job.regulariser, "tuned": job.tuned}
     records.append(place.results, record)
     return record

@@ -2,14 +2,10 @@
 
 A results folder holds one ``<recipe>.jsonl`` per recipe. Lines are only ever added, and several processes may add at
 once. A run that failed is recorded as a failure with its error, never as a number.
-
-The lines are strict JSON, which knows no infinity: an infinite number (``gamma = inf``) is written as the text
-``"inf"`` or ``"-inf"``, and exactly these texts are read back as numbers. NaN is refused, because it is no result.
 """
 
 import errno
 import fcntl
-import hashlib
 import json
 import math
 import os
@@ -17,14 +13,16 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from maxgain.errors import RecordError
 
+from .. import codec
 from ..locks import locked
+from ..recipes import Recipe, from_json, key, to_json
+from ..schema import Metrics, Result
+from ..schema import Record as Record
 from ..wording import clause
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -49,15 +47,15 @@ class Records:
         return Records(tuple(filter(wanted, self.runs)), tuple(filter(wanted, self.failed)), self.warnings)
 
 
-def key(config: Mapping[str, Any]) -> str:
-    """A name for a run that depends on what it computes and nothing else: the same on every machine, for ever.
+def success(result: Result, history: list[Metrics]) -> Record:
+    """What is recorded of a run that came to its end."""
+    return cast("Record", {**result, "status": "ok", "history": history})
 
-    `config` is everything that decides what the run computes (the recipe with its regulariser, seed and fold) and
-    must not hold paths, machines or versions. 2 and 2.0, lists and tuples, infinity and 'inf', and None and nothing
-    at all are the same.
-    """
-    text = json.dumps(_canonical(_plain(config, "the configuration")), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+def failure(recipe: Recipe, error: str) -> Record:
+    """What is recorded of a run that failed."""
+    about = {"key": key(recipe), "recipe": recipe.name, "seed": recipe.seed, "fold": recipe.fold}
+    return cast("Record", about | {"config": to_json(recipe), "status": "failed", "error": error})
 
 
 def append(folder: str | Path, record: Mapping[str, Any]) -> str:
@@ -67,11 +65,14 @@ def append(folder: str | Path, record: Mapping[str, Any]) -> str:
     recipe, which the key is made of); 'ok' also needs an accuracy, as a fraction, and 'failed' an ``error`` in words.
     All else that strict JSON can hold is kept as it is. When this returns, the record is on the disk.
     """
-    checked = _checked(_revive(_plain(record, "the record")))
-    name = key(checked["config"])
-    if checked.get("key", name) != name:
-        raise RecordError(f"this record has the key {checked['key']}, but its config makes it {name}.")
-    line = encode({**checked, "key": name}).encode() + b"\n"
+    try:
+        checked = _checked(codec.revived(record))
+        name = key(from_json(checked["config"]))
+        if checked.get("key", name) != name:
+            raise RecordError(f"this record has the key {checked['key']}, but its config makes it {name}.")
+        line = codec.encode({**checked, "key": name}).encode() + b"\n"
+    except ValueError as error:
+        raise RecordError(f"{error}.") from error
     path = Path(folder) / f"{checked['recipe']}.jsonl"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,16 +99,6 @@ def read(folder: str | Path) -> Records:
             (runs if record["status"] == "ok" else failed)[record["key"]] = record
     unsuccessful = tuple(record for name, record in failed.items() if name not in runs)
     return Records(tuple(runs.values()), unsuccessful, tuple(warnings))
-
-
-def encode(value: Any) -> str:
-    """A value as one line of strict JSON, with infinite numbers as texts."""
-    return json.dumps(_plain(value, "the value"), allow_nan=False)
-
-
-def decode(text: str | bytes) -> Any:
-    """The value that `encode` wrote, tuples as lists; `ValueError` if the text is not strict JSON."""
-    return _revive(json.loads(text, parse_constant=_refuse_constant))
 
 
 def _append_line(descriptor: int, line: bytes) -> None:
@@ -147,7 +138,7 @@ def _records_in(path: Path, warn: Callable[[str], None]) -> Iterator[Record]:
             warn(f"{path}, line {number}: cut short when its writer was stopped, and left out; that run has no record")
             continue
         try:
-            record = _checked(decode(line))
+            record = _checked(codec.decode(line))
             if not isinstance(record.get("key"), str):
                 raise RecordError("it has no key.")
             if record["recipe"] != path.stem:
@@ -181,7 +172,7 @@ def _checked(record: Any) -> Record:
         case "failed" if not (isinstance(record.get("error"), str) and record["error"]):
             raise RecordError("a run that failed must say why, in 'error'.")
         case "ok" | "failed":
-            return record
+            return cast("Record", record)
         case status:
             raise RecordError(f"status is {status!r}, but must be 'ok' or 'failed'.")
 
@@ -191,51 +182,3 @@ def _is_object(line: bytes) -> bool:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
-
-
-def _plain(value: Any, where: str) -> Any:
-    """The value in the types of strict JSON."""
-    match value:
-        case None | bool() | int() | str():
-            return value
-        case float():
-            if math.isnan(value):
-                raise RecordError(f"{where} is NaN, which is no result.")
-            return value if math.isfinite(value) else str(float(value))
-        case Mapping():
-            if strange := [name for name in value if not isinstance(name, str)]:
-                raise RecordError(f"{where} has a field called {strange[0]!r}, but names must be texts.")
-            return {name: _plain(item, name) for name, item in value.items()}
-        case list() | tuple():
-            return [_plain(item, where) for item in value]
-        case _:
-            raise RecordError(f"{where} is of the type {type(value).__name__}, which JSON cannot hold.")
-
-
-def _revive(value: Any) -> Any:
-    match value:
-        case dict():
-            return {name: _revive(item) for name, item in value.items()}
-        case list():
-            return [_revive(item) for item in value]
-        case "inf" | "-inf":
-            return float(value)
-        case _:
-            return value
-
-
-def _canonical(value: Any) -> Any:
-    """One spelling for what means the same."""
-    match value:
-        case dict():
-            return {name: _canonical(item) for name, item in value.items() if item is not None}
-        case list():
-            return [_canonical(item) for item in value]
-        case float() if value.is_integer():
-            return int(value)
-        case _:
-            return value
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not strict JSON")

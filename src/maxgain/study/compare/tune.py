@@ -9,6 +9,7 @@ the trials it left running being marked as failed and their points taken up agai
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
@@ -24,10 +25,11 @@ from maxgain.errors import MaxGainError, RecipeError, RegulariserError, RunError
 
 from ..files import write_text
 from ..locks import alone_in
-from ..recipes import Recipe, to_json
-from ..runs import CHECKPOINT, Run, Watcher, perform, read_metrics
-from . import records
-from .tuning_rule import Dimension, Point, Tried, filled, points, rounded
+from ..recipes import Recipe, key
+from ..regularisers import filled
+from ..runs import CHECKPOINT, Place, Watcher, perform, read_metrics
+from ..schema import score
+from .tuning_rule import Dimension, Point, Tried, points, rounded
 from .workers import CHECKPOINT_SECONDS, data_for, in_processes
 
 
@@ -60,9 +62,8 @@ class Search:
     def name(self) -> str:
         """The study's name, which another recipe or another kind of search does not share."""
         kind = "grid" if self.trials is None else "tpe"
-        tuned = [dimension.regulariser for dimension in self.space]
-        key = records.key(to_json(self.recipe) | {"tuned": tuned})
-        return f"{self.recipe.name}-{self.recipe.regulariser}-{kind}-{key}"
+        tuned = "+".join(dimension.regulariser for dimension in self.space)
+        return f"{self.recipe.name}-{self.recipe.regulariser}-{kind}-{tuned}-{key(self.recipe)}"
 
     @property
     def size(self) -> int:
@@ -204,14 +205,13 @@ def _proposals(study: optuna.Study, search: Search, searcher: str) -> Iterator[o
 def _perform(trial: optuna.Trial, search: Search) -> Tried:
     """What a trial comes to. Its folder belongs to its point, so a trial that takes up a point goes on with its run."""
     recipe = search.recipe_at(trial.user_attrs["point"])
-    out = search.folder / "runs" / f"{recipe.regulariser}-{records.key(to_json(recipe))}"
-
-    dataset = data_for(recipe, search.data, with_test=False)
+    place = Place(search.folder, search.data, search.device, CHECKPOINT_SECONDS, has_test=False).of(recipe)
+    dataset = data_for(recipe, place)
     reported = set()
 
     def report(_: object = None) -> None:
         """Tells optuna of the epochs that it has not heard of, those before a checkpoint too."""
-        for line in read_metrics(out):
+        for line in read_metrics(place.folder):
             if line["epoch"] not in reported:
                 trial.report(line["validation_accuracy"], line["epoch"])
                 reported.add(line["epoch"])
@@ -219,18 +219,17 @@ def _perform(trial: optuna.Trial, search: Search) -> Tried:
             raise optuna.TrialPruned
 
     watcher = Watcher(started=report, epoch_done=report)
-    run = Run(out, search.data, search.device, resume=True, checkpoint_seconds=CHECKPOINT_SECONDS, watcher=watcher)
     try:
-        result = perform(recipe, run, dataset)
+        result = perform(recipe, place, dataset, resume=True, watcher=watcher)
         report()  # if it was finished already, nobody has been told
     except optuna.TrialPruned:
-        (out / CHECKPOINT).unlink(missing_ok=True)
+        (place.folder / CHECKPOINT).unlink(missing_ok=True)
         return {"status": "pruned", "epochs": len(reported)}
     except MaxGainError as error:
         return {"status": "failed", "error": str(error)}
     names = (f"{part}_{what}" for part in ("train", "validation") for what in ("accuracy", "loss"))
-    scores = {name: result[name] for name in names}
-    if endless := [name for name, score in scores.items() if not isinstance(score, int | float)]:
+    scores = {name: score(result, name) for name in names}
+    if endless := [name for name, score in scores.items() if score is None or math.isinf(score)]:
         return {"status": "failed", "error": f"its {endless[0].replace('_', ' ')} is not a finite number"}
     return {"status": "complete", "epochs": recipe.epochs} | scores
 

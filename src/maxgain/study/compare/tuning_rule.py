@@ -6,7 +6,7 @@ The rule: the best validation accuracy; among equals the lowest validation loss,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -108,13 +108,6 @@ def points(space: Sequence[Dimension]) -> list[Point]:
     return [dict(zip((dimension.regulariser for dimension in space), values, strict=True)) for values in combinations]
 
 
-def filled(regulariser: str, point: Mapping[str, float]) -> str:
-    """The regulariser's text with the point's numbers in it: ``maxgain=1.75+batchnorm``."""
-    parts = (part.strip() for part in regulariser.split("+"))
-    texts = {name: f"{value:g}".replace("e+", "e") for name, value in point.items()}  # a plus joins regularisers
-    return "+".join(f"{part}={texts[part]}" if part in texts else part for part in parts)
-
-
 def best(rows: Iterable[Tried]) -> Tried | None:
     """The row to choose by the rule, if any is complete."""
 
@@ -131,10 +124,7 @@ def rounded(value: float) -> float:
 
 
 def _open_parts(regulariser: str) -> list[Chosen]:
-    texts = [part.strip() for part in regulariser.split("+")]
-    return [
-        part for part, text in zip(parse(regulariser), texts, strict=True) if part.row.parameter and "=" not in text
-    ]
+    return [part for part in parse(regulariser) if part.is_open]
 
 
 def _searched(part: Chosen) -> Dimension:

@@ -15,7 +15,6 @@ from functools import lru_cache
 from itertools import islice
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -25,7 +24,7 @@ from maxgain.errors import RecipeError, RunError
 from ..data import table as datasets
 from ..data.splits import Dataset
 from ..recipes import Recipe
-from ..runs import chosen_device, load_data
+from ..runs import Place, chosen_device, load_data
 
 Job = TypeVar("Job")
 Outcome = TypeVar("Outcome")
@@ -74,10 +73,10 @@ def process_count(jobs: int | None, device: str) -> int:
     return jobs
 
 
-def data_for(recipe: Recipe, root: Path | None, *, with_test: bool) -> Dataset:
+def data_for(recipe: Recipe, place: Place) -> Dataset:
     """The recipe's data set; without its test part for a run on which something is chosen, which must not see it."""
-    dataset = load_data(recipe, root, _loaded)
-    return dataset if with_test else replace(dataset, test=dataset.test[:0])
+    dataset = load_data(recipe, place.data, _loaded)
+    return dataset if place.has_test else replace(dataset, test=dataset.test[:0])
 
 
 # The next job of a process mostly needs the same data set again.

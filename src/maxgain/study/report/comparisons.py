@@ -14,6 +14,7 @@ from maxgain.errors import RecordError
 from ..compare import statistics
 from ..compare.records import Record, Records
 from ..compare.statistics import Row
+from ..schema import score as score_of
 from ..wording import unknown
 
 VARIED = ("regulariser", "seed", "fold")
@@ -160,8 +161,8 @@ def _comparison(
     ordered = sorted(runs, key=lambda run: (regularisers.index(run["regulariser"]), run["config"][over]))
     scores: dict[str, dict[int, float]] = {regulariser: {} for regulariser in regularisers}
     for run in ordered:
-        if run.get(score) is not None:
-            scores[run["regulariser"]][run["config"][over]] = run[score]
+        if (value := score_of(run, score)) is not None:
+            scores[run["regulariser"]][run["config"][over]] = value
     pairs, rows = statistics.compare_pairs(scores, against, statistics.overlap(over, runs[0]["config"]))
     return Comparison(name, tuple(ordered), tuple(failed), over, against, score, scores, pairs, tuple(rows))
 

@@ -10,8 +10,10 @@ from typing import Any
 
 from maxgain.errors import RecordError
 
+from .. import codec
 from ..compare import records
 from ..compare.records import Record, Records
+from ..schema import score
 
 SCORES = ("train_accuracy", "train_loss", "validation_accuracy", "validation_loss")
 
@@ -83,14 +85,19 @@ def _averaged(trials: Sequence[Record]) -> tuple[dict[str, Any], ...]:
         if any(record["status"] == "failed" for record in records_of):
             rows.append(row | {"status": "failed"})
         else:
-            rows.append(row | {name: math.fsum(r[name] for r in records_of) / len(records_of) for name in SCORES})
+            rows.append(row | {name: _mean(score(record, name) for record in records_of) for name in SCORES})
     return tuple(rows)
+
+
+def _mean(values: Iterable[float | None]) -> float:
+    known = [math.nan if value is None else value for value in values]
+    return math.fsum(known) / len(known)
 
 
 def _json(path: Path) -> Any:
     if not path.exists():
         return None
     try:
-        return records.decode(path.read_bytes())
+        return codec.decode(path.read_bytes())
     except (OSError, ValueError) as error:
         raise RecordError(f"{path} cannot be read: {error}.") from error

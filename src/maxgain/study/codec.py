@@ -1,0 +1,56 @@
+"""JSON that any reader accepts, which knows no infinity: the one rule for writing numbers and reading them back.
+
+An infinite number is written as the text ``"inf"`` or ``"-inf"``, and exactly these texts are read back as numbers.
+NaN is written as null: there is no number.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def plain(value: Any, where: str = "the value") -> Any:
+    """The value in the types of strict JSON; `ValueError` says what in it JSON cannot hold."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            if math.isnan(value):
+                return None
+            return value if math.isfinite(value) else str(float(value))
+        case Mapping():
+            if strange := [name for name in value if not isinstance(name, str)]:
+                raise ValueError(f"{where} has a field called {strange[0]!r}, but names must be texts")
+            return {name: plain(item, name) for name, item in value.items()}
+        case list() | tuple():
+            return [plain(item, where) for item in value]
+        case _:
+            raise ValueError(f"{where} is of the type {type(value).__name__}, which JSON cannot hold")
+
+
+def revived(value: Any) -> Any:
+    """What `plain` was made of, tuples as lists."""
+    match value:
+        case dict():
+            return {name: revived(item) for name, item in value.items()}
+        case list():
+            return [revived(item) for item in value]
+        case "inf" | "-inf":
+            return float(value)
+        case _:
+            return value
+
+
+def encode(value: Any, *, indent: int | None = None) -> str:
+    """A value as strict JSON, on one line unless it is indented for people."""
+    return json.dumps(plain(value), indent=indent, ensure_ascii=indent is None, allow_nan=False)
+
+
+def decode(text: str | bytes) -> Any:
+    """The value that `encode` wrote; `ValueError` if the text is not strict JSON."""
+    return revived(json.loads(text, parse_constant=_refuse_constant))
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not strict JSON")

@@ -1,0 +1,81 @@
+"""What files say of a run, described once: a line of metrics.jsonl, result.json, and a line of the records.
+
+In memory an infinite number is a float, and a number that there is not is None; `codec` says how files hold them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict, cast
+
+Config = dict[str, Any]
+"""A recipe, as `recipes.to_json` writes it."""
+ByLayer = dict[str, float | None]
+"""A number for each layer, by its dotted name."""
+Quantiles = dict[str, tuple[float, float, float, float, float]]
+"""By layer: the least, the quartiles and the largest gain of a part of the data."""
+
+
+class Metrics(TypedDict):
+    """What is kept of an epoch. Accuracies are fractions, losses are in nats."""
+
+    epoch: int
+    """Counted from 1."""
+    learning_rate: float
+    train_loss: float | None
+    train_accuracy: float
+    """In training mode, on the batches as they were trained on."""
+    validation_loss: float | None
+    validation_accuracy: float | None
+    """None where the validation part was trained on too."""
+    max_gain: ByLayer
+    """On the first training images, in evaluation mode."""
+    seconds: float
+
+
+class Result(TypedDict):
+    """What a finished run came to. Scores are of whole parts of the data, in evaluation mode."""
+
+    key: str
+    recipe: str
+    regulariser: str
+    gamma: float | None
+    p: float
+    seed: int
+    fold: int | None
+    epochs: int
+    train_loss: float | None
+    train_accuracy: float
+    validation_loss: float | None
+    validation_accuracy: float | None
+    test_loss: float | None
+    test_accuracy: float | None
+    """None where there is no test part: whoever tunes has none."""
+    max_gain: dict[str, ByLayer]
+    """By part of the data."""
+    gain_quantiles: dict[str, Quantiles]
+    operator_norms: ByLayer
+    seconds: float
+    device: str
+    machine: str
+    torch: str
+    maxgain: str
+    command: str
+    note: str
+    """What a reader has to know about this copy of the data."""
+    config: Config
+
+
+class Record(Result, total=False):
+    """A run in a results folder: its result and how it went, or why it failed and no scores."""
+
+    status: Literal["ok", "failed"]
+    error: str
+    """Of a run that failed: why, in words."""
+    history: list[Metrics]
+    tuned: dict[str, float]
+    """The numbers that were chosen for this run, by regulariser."""
+
+
+def score(run: Metrics | Result, name: str) -> float | None:
+    """The score of that name, such as 'test_accuracy', if the run has it."""
+    return cast("float | None", run.get(name))
