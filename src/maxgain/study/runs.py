@@ -28,6 +28,7 @@ from .evaluate import Score, evaluate, gains, largest, to_float
 from .files import sweep, write_bytes, write_json, write_text
 from .locks import alone_in
 from .recipes import Recipe, from_json, key, run_name, to_json
+from .regularisers import spelt
 from .schema import Metrics, Result
 from .train import DivergedError, Epoch, Training, build_model, train, trained_on
 from .wording import clause
@@ -201,7 +202,7 @@ def _conclude(run: _Run) -> None:
     result = {
         "key": key(recipe),
         "recipe": recipe.name,
-        "regulariser": recipe.regulariser,
+        "regulariser": spelt(recipe.chosen),
         "gamma": recipe.gamma,
         "p": recipe.p,
         "seed": recipe.seed,
