@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from markupsafe import Markup, escape
 
@@ -128,7 +127,10 @@ class Frame:
         lines = "".join(f"M{left:g} {self.y(tick):g}H{right:g}" for tick in ticks)
         return [
             element("path", class_="grid", d=lines),
-            *(_text(left - 6, self.y(tick) + 4, text, "end") for tick, text in zip(ticks, self.show(ticks), strict=True)),
+            *(
+                _text(left - 6, self.y(tick) + 4, text, "end")
+                for tick, text in zip(ticks, self.show(ticks), strict=True)
+            ),
             element("path", class_="axis", d=f"M{left:g} {bottom:g}H{right:g}"),
             *(
                 _text(self.x(tick), bottom + 16, text, "middle")
@@ -203,9 +205,7 @@ def layers(panels: Mapping[str, Mapping[int, Mapping[str, float]]], description:
         ticks = axis.ticks(5)
         inside.append(_text(start, 16, title, class_="title"))
         inside.append(element("path", class_="grid", d="".join(f"M{axis(tick):g} {top}V{bottom}" for tick in ticks)))
-        inside += [
-            _text(axis(tick), top - 8, text, "middle") for tick, text in zip(ticks, _plain(ticks), strict=True)
-        ]
+        inside += [_text(axis(tick), top - 8, text, "middle") for tick, text in zip(ticks, _plain(ticks), strict=True)]
         for index, rows in entries.items():
             for place, name in enumerate(names):
                 if rows.get(name, 0) > 0:
