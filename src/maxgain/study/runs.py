@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -215,6 +216,7 @@ def _conclude(run: _Run) -> None:
         "gain_quantiles": quantiles,
         "operator_norms": operator_norms(model, to_float(training.images[:1]), tolerance=NORM_TOLERANCE).norms,
         "seconds": sum(line["seconds"] for line in run.history),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": _device_name(training.device),
         "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
