@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +23,7 @@ from maxgain.errors import RunError
 from maxgain.measure import GainReport
 
 from . import checkpoint, codec
+from .capture import Speed, stream_for
 from .data import table as datasets
 from .data.splits import Dataset, Split
 from .evaluate import Score, evaluate, gains, largest, to_float
@@ -55,6 +56,8 @@ class Place:
     device: str = "auto"
     checkpoint_seconds: float | None = None
     """How often to save; None saves after every epoch."""
+    speed: Speed = field(default_factory=Speed)
+    """How a GPU runs a step."""
     has_test: bool = True
     """Whether runs here have a test part to be scored on; those on which something is chosen have none."""
 
@@ -113,14 +116,15 @@ def perform(
     if finished.exists():
         checkpoint.expect_same_recipe(folder, read_config(folder), recipe)
     else:
-        run = _prepare(recipe, place, dataset, watcher or Watcher())
-        with alone_in(folder):
-            _begin(run, resume)
-            _fit(run)
-            try:
-                _conclude(run)
-            except KeyboardInterrupt:
-                raise Interrupted(str(folder)) from None
+        with stream_for(chosen_device(place.device)):
+            run = _prepare(recipe, place, dataset, watcher or Watcher())
+            with alone_in(folder):
+                _begin(run, resume)
+                _fit(run)
+                try:
+                    _conclude(run)
+                except KeyboardInterrupt:
+                    raise Interrupted(str(folder)) from None
     saved.unlink(missing_ok=True)
     return read_result(folder)
 
@@ -183,7 +187,7 @@ def _fit(run: _Run) -> None:
                 raise Interrupted(str(run.folder))
 
         try:
-            for epoch in train(training, after_step):
+            for epoch in train(training, after_step, place.speed):
                 after_epoch(epoch)
         except DivergedError as error:
             raise RunError(f"{clause(error)}; {_largest_gain(run)}; {_remedy(training)}.") from error

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -62,6 +62,19 @@ def in_processes(
         finally:
             if running:
                 _stop(running, set(multiprocessing.active_children()) - older)
+
+
+def in_threads(
+    work: Callable[[Job], Outcome], jobs: Iterable[Job], threads: int
+) -> Generator[tuple[Job, Outcome], None, None]:
+    """As `in_processes`, in threads of this process: for several runs on one GPU, a stream and a graph each."""
+    upcoming = iter(jobs)
+    with ThreadPoolExecutor(threads) as pool:
+        running: dict[Future[Outcome], Job] = {pool.submit(work, job): job for job in islice(upcoming, threads)}
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                yield running.pop(future), future.result()
+                running |= {pool.submit(work, job): job for job in islice(upcoming, 1)}
 
 
 def process_count(jobs: int | None, device: str) -> int:
