@@ -76,6 +76,9 @@ class Record(Result, total=False):
     history: list[Metrics]
     tuned: dict[str, float]
     """The numbers that were chosen for this run, by regulariser."""
+    classes: int
+    """How many the data set has, which says what guessing is worth."""
+    validation_images: int
 
 
 def score(run: Metrics | Result, name: str) -> float | None:
