@@ -307,7 +307,7 @@ def _matrix(scores: Scores, question: Question) -> tuple[tuple[Cell | None, ...]
             wins, losses = sum(value > 0 for value in differences), sum(value < 0 for value in differences)
             ties = len(differences) - wins - losses
             cells[first, second] = Cell(test.mean, wins, ties, losses, test.p_value)
-            cells[second, first] = Cell(-test.mean, losses, ties, wins, test.p_value)
+            cells[second, first] = Cell(0.0 - test.mean, losses, ties, wins, test.p_value)
     return tuple(tuple(cells.get((first, second)) for second in names) for first in names)
 
 
