@@ -220,7 +220,7 @@ def test_two_runs_of_one_row_on_one_fold_are_told_apart_by_their_numbers_and_nev
     found = bare_records({"none": NONE, "maxgain": BETTER})
     others = bare_records({"maxgain": LIKE}, config={"regulariser": "maxgain=8"}).runs
     (comparison,) = comparisons(Records((*found.runs, *others), (), ())).values()
-    assert [row.name for row in comparison.rows] == ["none", "maxgain", "maxgain=8"]
+    assert [row.name for row in comparison.rows] == ["none", "maxgain=2", "maxgain=8"]
     assert list(comparison.row("maxgain=8").scores.values()) == LIKE
 
 

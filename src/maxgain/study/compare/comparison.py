@@ -140,7 +140,9 @@ class Comparison:
         """All of it but the records, as strict JSON can hold it."""
         return {
             "asked": self.question.to_json(),
-            "rows": [asdict(row) for row in self.rows],
+            "rows": [
+                asdict(row) | {"scores": {str(unit): value for unit, value in row.scores.items()}} for row in self.rows
+            ],
             "contrasts": [asdict(contrast) for contrast in self.contrasts],
             "matrix": [[None if cell is None else asdict(cell) for cell in cells] for cells in self.matrix],
             "failures": [asdict(failure) for failure in self.failures],
