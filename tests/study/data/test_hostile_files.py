@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from maxgain.errors import DataError
+from maxgain.study import memory
 from maxgain.study.data import images, sins10
 from maxgain.study.data import table as datasets
 
@@ -130,7 +131,7 @@ def test_images_that_no_memory_could_hold_are_refused_before_any_is_read(
     class_folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(images, "read_all", None)
-    monkeypatch.setattr(os, "sysconf", lambda _: 10_000)
+    monkeypatch.setattr(memory, "physical", lambda: 10**8)
     with pytest.raises(DataError, match=r"20 images of 4096×4096 pixels take 1\.0 GB .* choose a smaller --image-size"):
         datasets.load("folder", class_folders, size=4096)
 

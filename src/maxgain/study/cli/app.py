@@ -1,7 +1,7 @@
 """The command line: ``maxgain COMMAND ...``.
 
 Exit codes: 0 done; 1 a bug, with a traceback; 2 something is wrong with what was asked for, said in one sentence;
-130 stopped by Ctrl-C, with everything saved.
+130 stopped by Ctrl-C, with everything saved (143 by SIGTERM, 129 by SIGHUP).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +17,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TextIO
 
-import torch
-
 import maxgain
 from maxgain.errors import MaxGainError, RecipeError
 
+from .. import memory, signals
 from ..recipes import RECIPES, recipe_named
 from ..runs import Interrupted
 from ..wording import unknown
@@ -40,20 +40,23 @@ COMMANDS: dict[str, tuple[str, bool]] = {
     "data": ("list, fetch and check data sets", False),
 }
 
+# What must be added to a command that was stopped so that it goes on.
+GOES_ON: dict[str, tuple[str, ...]] = {"train": ("--resume",), "tune": (), "compare": (), "demo": ()}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows no × gets a question mark, not a traceback
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="backslashreplace")  # the name of a file may be no text
     stop = partial(_stop, for_machines="--json" in arguments)
     try:
-        with _plain_warnings():
+        with signals.listening(f"stopped at once{_how_to_go_on(arguments)}."), memory.in_words(), _plain_warnings():
             return _run(arguments)
-    except Interrupted as stopped:
-        return stop(130, f"stopped and saved in {stopped}; the same command with --resume goes on.")
-    except KeyboardInterrupt:
-        return stop(130, "stopped; what was finished is recorded, and the same command goes on from there.")
+    except (Interrupted, KeyboardInterrupt):
+        return stop(signals.exit_code(), f"stopped{_how_to_go_on(arguments)}.")
     except MaxGainError as error:
         return stop(2, str(error))
     except BrokenPipeError:  # the reader of our output has gone, as in `maxgain ... | head`
@@ -62,8 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         return stop(2, f"{error.strerror or error}{where}.")
-    except (MemoryError, torch.OutOfMemoryError):
-        return stop(2, "there is not enough memory: try a smaller --batch-size, or another --device.")
+
+
+def _how_to_go_on(arguments: Sequence[str]) -> str:
+    """The command that goes on with what this one has begun, where there is any."""
+    if not arguments or arguments[0] not in GOES_ON:
+        return ""
+    more = [word for word in GOES_ON[arguments[0]] if word not in arguments]
+    return f", and what was saved is kept: {shlex.join(['maxgain', *arguments, *more])} goes on"
 
 
 def _stop(code: int, sentence: str, *, for_machines: bool) -> int:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from maxgain.errors import DataError, FileError
 
-from .. import reading
+from .. import memory, reading
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 # Without this list a file is given to whichever decoder takes it, whatever it is called: EPS starts Ghostscript.
@@ -87,7 +87,7 @@ def expect_possible(count: int, side: int) -> None:
     """Refuse squares of which a few, or so many as there are, can never be held in memory."""
     if not 1 <= side <= LARGEST_SIDE:
         raise DataError(f"images cannot be {side} pixels wide: choose a size from 1 to {LARGEST_SIDE}.")
-    needed, there = count * 3 * side**2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    needed, there = count * 3 * side**2, memory.physical()
     if needed > there:
         raise DataError(
             f"{count:,} images of {side}×{side} pixels take {needed / 1e9:,.1f} GB of memory, and this machine has "

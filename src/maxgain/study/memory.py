@@ -1,0 +1,34 @@
+"""How much memory there is, and running out of it in words."""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from maxgain.errors import RunError
+
+# On the CPU torch has no kind of error for it, and one of CUDA's libraries none either.
+_SAYINGS = re.compile(
+    r"can't allocate memory|not enough memory|out of memory|ALLOC_FAILED|[Ss]torage size calculation overflow|"
+    r"numel: integer multiplication overflow"
+)
+
+
+def physical() -> int:
+    """The machine's memory, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@contextmanager
+def in_words() -> Iterator[None]:
+    """Turns running out of memory, wherever and however it is noticed, into a sentence."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not _SAYINGS.search(str(error)):
+            raise
+        raise RunError(
+            "there is not enough memory: try a smaller --batch-size or --image-size, fewer --jobs, or another --device."
+        ) from error

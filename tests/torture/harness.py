@@ -1,0 +1,87 @@
+"""Commands run in this process, as fast as can be, and judged by how they answer."""
+
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from maxgain.study.cli import app
+from maxgain.study.compare import jobs, tune
+from maxgain.study.data import download
+from maxgain.study.train import Training
+
+PATIENCE = 30
+"""Seconds after which a command counts as hanging."""
+STEPS = 40
+"""Of training, after which somebody presses Ctrl-C: what trains is not what is tried."""
+
+
+class HangError(BaseException):
+    """A command took too long; no handler of errors is meant to catch it."""
+
+
+@contextmanager
+def impatience() -> Iterator[None]:
+    """Raises where the block takes too long."""
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise HangError
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.alarm(PATIENCE)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def in_a_hurry() -> Iterator[None]:
+    """No processes, no network, and hardly any training."""
+    step, steps = Training.step, 0
+
+    def counted(training: Training) -> None:
+        nonlocal steps
+        steps += 1
+        if steps % STEPS == 0:
+            raise KeyboardInterrupt
+        step(training)
+
+    def here(work: Callable[[Any], Any], upcoming: Iterable[Any], processes: int, **_: Any) -> Iterator[Any]:
+        for job in upcoming:
+            yield job, work(job)
+
+    def offline(*_: Any, **__: Any) -> None:
+        raise download.DataError("there is no network in this test.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Training, "step", counted)
+        patch.setattr(jobs, "in_processes", here)
+        patch.setattr(tune, "in_processes", here)
+        patch.setattr(download, "_retrieve", offline)
+        yield
+
+
+def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """A command's exit code and what it wrote to standard error; an AssertionError where it did not behave."""
+    try:
+        with impatience():
+            code = app.main(words)
+    except SystemExit as stopped:  # help
+        code = int(stopped.code or 0)
+    except HangError:
+        raise AssertionError(f"{words} took more than {PATIENCE} s") from None
+    except BaseException as error:
+        raise AssertionError(f"{words} ended in a traceback: {type(error).__name__}: {str(error)[:300]}") from error
+    told = capsys.readouterr().err
+    complaints = [line for line in told.splitlines() if line and not line.startswith("maxgain: warning: ")]
+    assert code in (0, 2, 130), f"{words} exits with {code}: {told[:500]}"
+    assert "Traceback" not in told, f"{words}: {told[:2000]}"
+    if code == 2 and words:
+        assert told.startswith("maxgain: "), f"{words} says {told[:500]!r}"
+        assert complaints, f"{words} says nothing"
+    return code, told

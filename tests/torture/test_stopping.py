@@ -1,0 +1,83 @@
+"""Commands that a scheduler, a closed terminal or Ctrl-C asks to stop: they save, say so, and name one that goes on."""
+
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from maxgain.study import signals
+from torture.size import LARGE
+
+RECIPE = ["digits", "--network", "mlp", "--fold", "0"]
+LONG = ["--epochs", "4000"]
+COMMANDS = {
+    "train": ["train", *RECIPE, *LONG],
+    "tune": ["tune", *RECIPE, *LONG, "--regulariser", "maxgain", "--grid", "gamma=1:2:1", "--jobs", "2"],
+    "compare": ["compare", *RECIPE[:3], *LONG, "--regularisers", "none", "maxgain", "--folds", "2", "--jobs", "2"],
+}
+CASES = [
+    (command, number, twice)
+    for command in COMMANDS
+    for number in signals.ASKING
+    for twice in (False, True)
+    if LARGE or (command, number) in (("train", signal.SIGHUP), ("compare", signal.SIGTERM))
+]
+
+
+@contextmanager
+def running(words: list[str]) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "maxgain.study", *words]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def epochs(folder: Path) -> int:
+    """How many epochs all runs below the folder have had."""
+    return sum(len(path.read_text().splitlines()) for path in folder.rglob("metrics.jsonl"))
+
+
+def wait_for_epochs(process: subprocess.Popen[str], folder: Path, more_than: int = 0) -> None:
+    while epochs(folder) <= more_than:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("command", "number", "twice"), CASES)
+def test_a_command_that_is_stopped_saves_and_names_one_that_goes_on(
+    command: str, number: signal.Signals, twice: bool, tmp_path: Path, tried: Callable[[str, int], None]
+) -> None:
+    words = [*COMMANDS[command], "--out", str(tmp_path / "out")]
+    with running(words) as process:
+        wait_for_epochs(process, tmp_path / "out")
+        process.send_signal(number)
+        assert process.stderr
+        assert process.stderr.readline() == signals.STOPPING
+        if twice:
+            process.send_signal(number)
+        told = process.stderr.read()
+        assert process.wait() == 128 + number, told
+    assert "Traceback" not in told
+    assert told.count("\n") == 1, told
+    assert "goes on" in told
+    before = epochs(tmp_path / "out")
+    assert before > 0
+    program, *named = shlex.split(told[told.index("maxgain " + command) :].removesuffix(" goes on.\n"))
+    assert program == "maxgain"
+    with running(named) as process:
+        wait_for_epochs(process, tmp_path / "out", more_than=before - 1)
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr
+        process.stderr.readline()
+        process.stderr.read()
+    assert epochs(tmp_path / "out") >= before, "what was trained before is not trained again"
+    tried("faults and kills", 2)
