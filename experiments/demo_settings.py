@@ -33,7 +33,7 @@ def main() -> None:
     found = records.read(place.results)
     means = {}
     for gamma in GAMMAS:
-        runs = [found.find(job.key) for job in jobs if job.regulariser == f"maxgain={gamma:g}"]
+        runs = [found.find(job.key) for job in jobs if job.row == f"maxgain={gamma:g}"]
         scores = [run["validation_accuracy"] for run in runs if run is not None]
         means[gamma] = sum(scores) / len(scores)
         print(f"gamma {gamma:<5g} mean validation accuracy {means[gamma]:.4f} over {len(scores)} folds")

@@ -136,38 +136,42 @@ class RunningMaximum:
         """Take what went through the layer into account."""
         if self.paused or not self.layer.module.training or torch_quirks.is_exporting():
             return
-        with torch.no_grad():
-            if self.keep_inputs:
-                # A copy, because whoever owns the input may overwrite it before the step.
-                self.kept = Kept(x.clone(), output.shape, before=self.kept)
-            elif x.numel():
-                self._record(x, output)
+        if self.keep_inputs:
+            # A copy, because whoever owns the input may overwrite it before the step.
+            self.kept = Kept(x.detach().clone(), output.shape, before=self.kept)
+        elif x.numel():
+            self._record(x, output)
 
     def _record(self, x: Tensor, output: Tensor | None) -> None:
+        """Take the gains of a forward into the maximum; on a GPU by one kernel, where there is one for the layer."""
         if self.maxima.device != x.device:
             self._follow(x.device)
-        part = self._part(x, output) if x.is_cuda else None
         compiling = torch.compiler.is_compiling()
-        if part is not None and kernels.covers(self.p, self.maxima, part):
-            dims = instance_dims(self.layer.kind, self.layer.module, x, self.instance)
+        if x.is_cuda and self.layer.kind.form is not None:
+            part, dims = self._part(x, output), instance_dims(self.layer.kind, self.layer.module, x, self.instance)
             if compiling:
-                kernels.measure_op(self.maxima, self.dropped, self.index, *part, dims, self.p)
+                part = part._replace(x=x.detach(), z=None if part.z is None else part.z.detach())
+                torch.ops.maxgain.measure(self.maxima, self.dropped, self.index, *part, dims, self.p)
             else:
                 kernels.measure(self.maxima, self.dropped, self.index, part, dims, self.p)
             return
-        gains = layer_gains(self.layer, x, output, self.p, self.instance)
-        (kernels.record_op if compiling else kernels.record)(self.maxima, self.dropped, self.index, gains)
+        with torch.no_grad():
+            gains = layer_gains(self.layer, x, output, self.p, self.instance)
+            if compiling:
+                torch.ops.maxgain.record(self.maxima, self.dropped, self.index, gains)
+            else:
+                kernels.record(self.maxima, self.dropped, self.index, gains)
 
-    def _part(self, x: Tensor, output: Tensor | None) -> kernels.Linear | None:
-        """The layer's linear part as the fused kernel takes it, if its kind is one that it knows."""
+    def _part(self, x: Tensor, output: Tensor | None) -> kernels.Part:
+        """The layer's linear part as the fused kernel takes it."""
         kind, module = self.layer.kind, self.layer.module
         dims = kind.instance_dims(module, x)
-        if kind.form == "affine" and output is not None:
-            return kernels.Linear("affine", x, output, module._parameters.get("bias"), None, 0.0, dims)
         if kind.form == "batch_norm":
             assert isinstance(module, nn.modules.batchnorm._BatchNorm)
-            return kernels.Linear("batch_norm", x, None, module.weight, module.running_var, module.eps, dims)
-        return None
+            scale, variance = module._parameters["weight"], module._buffers["running_var"]
+            return kernels.Part("batch_norm", x, None, scale, variance, module.eps, dims)
+        bias = module._parameters["bias"] if "bias" in module._parameters else getattr(module, "bias", None)
+        return kernels.Part("affine", x, output, bias, None, 0.0, dims)
 
     @torch.no_grad()
     def replay(self) -> None:

@@ -126,3 +126,19 @@ def at_fixed_address(tensor: Tensor) -> Tensor:
 def is_capturing(device: torch.device) -> bool:
     """Whether work on this device is being recorded into a CUDA graph, where the host must not look at any result."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def direct_launch(compiled: Any, grid: tuple[int, int, int]) -> Callable[..., None]:
+    """Launch a compiled Triton kernel without going through Triton's dispatcher, which is most of what a launch costs.
+
+    ``compiled`` is what ``kernel[grid](...)`` returned. Its ``run`` takes what ``compiled[grid]`` passes it, after
+    asking for the device, the stream and the hooks of profilers. Seen on Triton 3.6. Guarded by
+    tests/promises/test_cuda.py.
+    """
+    raw_stream = torch._C._cuda_getCurrentRawStream
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+
+    def launch(x: Tensor, *arguments: Any) -> None:
+        run(*grid, raw_stream(x.get_device()), function, metadata, None, None, None, x, *arguments)
+
+    return launch

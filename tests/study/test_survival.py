@@ -51,7 +51,7 @@ def kept(folder: Path) -> Kept:
     result = json.loads((folder / "result.json").read_text())
     for part in (*lines, result):
         del part["seconds"]
-    del result["command"]
+    del result["finished"], result["command"]
     return (folder / "model.safetensors").read_bytes(), lines, result
 
 

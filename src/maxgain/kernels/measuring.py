@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from ..functional import finite, gain, normalised, without_bias
+from ..torch_quirks import direct_launch
 
 HAS_TRITON = find_spec("triton") is not None
 POWERS = {1.0: 1, 2.0: 2, math.inf: 0}
 """The norms that the kernel knows, by the number it knows them by."""
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 FORMS = {"affine": 1, "batch_norm": 2}
 TILE = 8192
 """How many entries a program reads at once."""
@@ -29,11 +30,11 @@ MOST_PLANS = 512
 """A model whose shapes never repeat takes the plain path instead of filling the memory with plans."""
 
 
-class Linear(NamedTuple):
+class Part(NamedTuple):
     """What the linear part of a layer is made of: see ``maxgain.functional.without_bias`` and ``normalised``."""
 
     form: str
-    """'affine': ``Wx`` is the output less the bias ``vector``. 'batch_norm': it follows from the input."""
+    """'affine': ``Wx`` is the output z less the bias ``vector``. 'batch_norm': it follows from the input."""
     x: Tensor
     z: Tensor | None
     vector: Tensor | None
@@ -42,38 +43,28 @@ class Linear(NamedTuple):
     channel_dims: int
 
 
-def covers(p: float, maxima: Tensor, part: Linear) -> bool:
-    """Whether the kernel knows such tensors; whether it can take their strides is seen when it is launched."""
-    tensors = (part.x, part.z, part.vector, part.variance)
-    return (
-        HAS_TRITON
-        and p in POWERS
-        and maxima.dtype == torch.float32
-        and all(tensor is None or tensor.dtype in DTYPES for tensor in tensors)
-    )
-
-
-def measure(maxima: Tensor, dropped: Tensor, index: int, part: Linear, instance_dims: int, p: float) -> None:
+def measure(maxima: Tensor, dropped: Tensor, index: int, part: Part, instance_dims: int, p: float) -> None:
     """Raise ``maxima[index]`` to the largest gain of the batch, and count in ``dropped`` what is not finite."""
     form, x, z, vector, variance, eps, channel_dims = part
-    second = x if z is None else z
-    aligned = (x.data_ptr() | second.data_ptr()) & 15 == 0
+    if z is None:
+        z = x
     key = (
-        x.shape, x.stride(), x.dtype, second.shape, second.stride(), second.dtype, aligned,
-        vector is not None and vector.dtype, form, channel_dims, instance_dims, p, x.device.index,
+        x.shape, x.stride(), x.dtype, z.shape, z.stride(), z.dtype, vector is not None and vector.dtype,
+        form, channel_dims, instance_dims, p, maxima.dtype, x.device,
     )  # fmt: skip
     launch = _launches.get(key, _unplanned)
     if launch is _unplanned:
         launch = _launches[key] = _plan(key) if len(_launches) < MOST_PLANS else None
-    if launch is None:
+    if launch is None or (x.data_ptr() | z.data_ptr()) & 15 or type(x) is not Tensor:
         record(maxima, dropped, index, plain_gains(part, instance_dims, p))
         return
     if vector is None:
         vector = maxima  # not read, but there must be a pointer
-    launch(x, second, vector, vector if variance is None else variance, eps, maxima, dropped, index)
+    launch(x, z, vector, vector if variance is None else variance, eps, maxima, dropped, index)
 
 
-def plain_gains(part: Linear, instance_dims: int, p: float) -> Tensor:
+@torch.no_grad()
+def plain_gains(part: Part, instance_dims: int, p: float) -> Tensor:
     """What the kernel computes, in torch's own operations."""
     form, x, z, vector, variance, eps, channel_dims = part
     if form == "affine":
@@ -92,47 +83,67 @@ def record(maxima: Tensor, dropped: Tensor, index: int, gains: Tensor) -> None:
 
 
 # torch.compile sees both as single operations that change ``maxima`` and ``dropped`` in place. Written out, the changes
-# of one packed tensor by many layers would become a chain of copies of it.
+# of one packed tensor by many layers would become a chain of copies of it. They are defined by the dispatcher's own
+# means, because ``torch.library.custom_op`` adds some 100 µs of Python to every call.
+
+_library = torch.library.Library("maxgain", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define(  # type: ignore[no-untyped-call]
+    "record(Tensor(a!) maxima, Tensor(b!) dropped, int index, Tensor gains) -> ()"
+)
+_library.define(  # type: ignore[no-untyped-call]
+    "measure(Tensor(a!) maxima, Tensor(b!) dropped, int index, str form, Tensor x, Tensor? z, Tensor? vector, "
+    "Tensor? variance, float eps, int channel_dims, int instance_dims, float p) -> ()",
+    tags=(torch.Tag.flexible_layout,),
+)
 
 
-@torch.library.custom_op("maxgain::record", mutates_args=("maxima", "dropped"))
-def record_op(maxima: Tensor, dropped: Tensor, index: int, gains: Tensor) -> None:
-    """``record``, for torch.compile."""
-    record(maxima, dropped, index, gains)
+def _measure_unpacked(maxima: Tensor, dropped: Tensor, index: int, *rest: Any) -> None:
+    *part, instance_dims, p = rest
+    measure(maxima, dropped, index, Part(*part), instance_dims, p)
 
 
-@torch.library.custom_op("maxgain::measure", mutates_args=("maxima", "dropped"), tags=(torch.Tag.flexible_layout,))
-def measure_op(
-    maxima: Tensor, dropped: Tensor, index: int, form: str, x: Tensor, z: Tensor | None, vector: Tensor | None,
-    variance: Tensor | None, eps: float, channel_dims: int, instance_dims: int, p: float,
-) -> None:  # fmt: skip
-    """``measure``, for torch.compile."""
-    measure(maxima, dropped, index, Linear(form, x, z, vector, variance, eps, channel_dims), instance_dims, p)
-
+for _key in ("CPU", "CUDA", "MPS", "XPU"):
+    _library.impl("record", record, _key)  # type: ignore[no-untyped-call]
+    _library.impl("measure", _measure_unpacked, _key)  # type: ignore[no-untyped-call]
+for _name in ("record", "measure"):
+    _library.impl(_name, lambda *arguments: None, "Meta")  # type: ignore[no-untyped-call]
 
 Launch = Callable[..., None]
 _launches: dict[Any, Launch | None] = {}
 
 
 def _unplanned() -> None:
-    """Stands for a shape that was not met before."""
+    """Stands for tensors of a kind that was not met before."""
 
 
 def _plan(key: tuple[Any, ...]) -> Launch | None:
-    """How to launch the kernel for tensors like these; None if they are not laid out for it."""
-    x_shape, x_stride, _, z_shape, z_stride, _, aligned, vector_dtype, form, channel_dims, instance_dims, p, _ = key
+    """How to launch the kernel for tensors like these; None if it does not know them or their layout."""
+    (
+        x_shape, x_stride, x_dtype, z_shape, z_stride, z_dtype, vector_dtype, form, channel_dims, instance_dims, p,
+        maxima_dtype, device,
+    ) = key  # fmt: skip
     x_layout, z_layout = _layout(x_shape, x_stride), _layout(z_shape, z_stride)
-    whole_samples = instance_dims == len(x_shape) - 1
-    if not aligned or None in (x_layout, z_layout) or ("channels_last" in (x_layout, z_layout) and not whole_samples):
-        return None
     x_rows, z_rows = (math.prod(shape[: len(shape) - instance_dims]) for shape in (x_shape, z_shape))
     x_size, z_size = (math.prod(shape[len(shape) - instance_dims :]) for shape in (x_shape, z_shape))
     longest = max(x_size, z_size)
-    if x_rows != z_rows or x_rows == 0 or min(x_size, z_size) == 0 or longest > LARGEST_INSTANCE:
+    known = (
+        HAS_TRITON
+        and device.type == "cuda"
+        and p in POWERS
+        and maxima_dtype == torch.float32
+        and {x_dtype, z_dtype, vector_dtype or torch.float32} <= DTYPES
+        and x_layout is not None
+        and z_layout is not None
+        and (x_layout == z_layout == "contiguous" or instance_dims == len(x_shape) - 1)
+        and x_rows == z_rows > 0
+        and min(x_size, z_size) > 0
+        and longest <= LARGEST_INSTANCE
+    )
+    if not known:
         return None
     axis = len(z_shape) - channel_dims
-    block = min(_power_of_two(longest), TILE)
-    rows_per_program = min(TILE // 2 // block or 1, _power_of_two(x_rows))
+    block = min(power_of_two(longest), TILE)
+    rows_per_program = min(TILE // 2 // block or 1, power_of_two(x_rows))
     return _launcher(
         (-(-x_rows // rows_per_program), 1, 1),
         x_rows,
@@ -141,10 +152,10 @@ def _plan(key: tuple[Any, ...]) -> Launch | None:
         POWERS[p],
         FORMS[form] if vector_dtype else 0,
         1 if z_layout == "channels_last" else math.prod(z_shape[axis + 1 :]),
-        z_shape[axis],
+        0 if z_shape[axis] == z_size else z_shape[axis],
         rows_per_program,
         block,
-        warps=max(1, min(16, block * rows_per_program // 256)),
+        warps=max(1, min(16, block * rows_per_program // 512)),
     )
 
 
@@ -156,13 +167,13 @@ def _launcher(grid: tuple[int, int, int], *constants: int, warps: int) -> Launch
 
     def launch(x: Tensor, *arguments: Any) -> None:
         nonlocal direct
-        if x.device.index != torch.cuda.current_device():
+        if x.get_device() != torch.cuda.current_device():
             with torch.cuda.device(x.device):
                 launch(x, *arguments)
         elif direct is not None:
             direct(x, *arguments, *constants)
         else:
-            direct = gains_kernel[grid](x, *arguments, *constants, num_warps=warps)[grid]
+            direct = direct_launch(gains_kernel[grid](x, *arguments, *constants, num_warps=warps), grid)
 
     return launch
 
@@ -185,5 +196,6 @@ def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...], order: Iterable[i
     return True
 
 
-def _power_of_two(n: int) -> int:
+def power_of_two(n: int) -> int:
+    """The smallest that is not below n."""
     return 1 << max(0, n - 1).bit_length()

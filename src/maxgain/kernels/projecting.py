@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..torch_quirks import is_capturing
-from .measuring import DTYPES, HAS_TRITON
+from ..torch_quirks import direct_launch, is_capturing
+from .measuring import DTYPES, HAS_TRITON, power_of_two
 
 CHUNK = 16384
 """How many entries of a weight one program divides."""
@@ -26,6 +27,7 @@ class FusedProjection:
         divided[list(layers)] = 1
         self.divided = divided.to(device)
         self.factors = torch.ones(count, device=device)
+        self._direct: dict[Any, Callable[..., None]] = {}
         self.chunks = {
             dtype: _chunks([(w, layer) for w, layer in zip(weights, layers, strict=True) if w.dtype == dtype], device)
             for dtype in {weight.dtype for weight in weights}
@@ -39,21 +41,31 @@ class FusedProjection:
         self, sizes: Tensor, bounds: Tensor, kept_sizes: Tensor, scales: Tensor, found_inf: Tensor | None
     ) -> None:
         """Divide every weight by ``max(1, size / bound)``, and keep sizes and scales for the user."""
-        import triton
-        import triton.language as tl
-
-        from .triton_project import settle_kernel, shrink_kernel
-
-        count = len(sizes)
         with torch.cuda.device(sizes.device):
-            settle_kernel[(1,)](
-                sizes, bounds, self.divided, sizes if found_inf is None else found_inf, kept_sizes, scales,
-                self.factors, count,
-                HAS_FOUND_INF=found_inf is not None, BLOCK=triton.next_power_of_2(count), num_warps=4,
+            inf = sizes if found_inf is None else found_inf  # not read, but there must be a pointer
+            self._launch(
+                "settle", (1, 1, 1), sizes, bounds, self.divided, inf, kept_sizes, scales, self.factors, len(sizes),
+                found_inf is not None, power_of_two(len(sizes)),
             )  # fmt: skip
             for dtype, chunks in self.chunks.items():
-                entry = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[dtype]
-                shrink_kernel[(len(chunks),)](chunks, self.factors, ENTRY=entry, CHUNK=CHUNK, BLOCK=BLOCK, num_warps=8)
+                self._launch("shrink", (len(chunks), 1, 1), chunks, self.factors, _entry(dtype), CHUNK, BLOCK)
+
+    def _launch(self, name: str, grid: tuple[int, int, int], *arguments: Any) -> None:
+        """Launch a kernel: compiled by the first call with such arguments, and called directly from then on."""
+        from . import triton_project
+
+        key = (name, *(argument for argument in arguments if not isinstance(argument, Tensor)))
+        if key in self._direct:
+            self._direct[key](*arguments)
+        else:
+            kernel = getattr(triton_project, f"{name}_kernel")
+            self._direct[key] = direct_launch(kernel[grid](*arguments, num_warps=4), grid)
+
+
+def _entry(dtype: torch.dtype) -> Any:
+    import triton.language as tl
+
+    return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[dtype]
 
 
 def can_fuse(weights: Sequence[Tensor], sizes: Tensor) -> bool:

@@ -22,47 +22,56 @@ TINY = tl.constexpr(1.1754943508222875e-38)
 
 
 @triton.jit
-def _entries(data, row, size, start, column, usable, vector, variance, eps, FORM, INNER, CHANNELS):
-    """A tile of the instances' entries in float32, 0 beyond their end."""
-    position = start + column
-    mask = usable[:, None] & (position < size)[None, :]
-    entry = tl.load(data + row[:, None] * size + position[None, :], mask=mask, other=0.0)
-    if FORM == PLAIN:
-        return entry.to(tl.float32)
-    channel = (position // INNER) % CHANNELS
+def _per_channel(data, position, size, vector, variance, eps,
+                 FORM: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr):  # fmt: skip
+    """The bias or the scale that belongs to each position in an instance; ``CHANNELS`` = 0: one per position."""
+    if CHANNELS == 0:
+        channel, mask = position, position < size
+    else:
+        channel, mask = (position // INNER) % CHANNELS, position >= 0
+    value = tl.load(vector + channel, mask=mask, other=0.0).to(tl.float32)
     if FORM == BIASED:
-        bias = tl.load(vector + channel).to(entry.dtype).to(tl.float32)
-        return tl.where(mask, entry.to(tl.float32) - bias[None, :], 0.0)
-    scale = tl.load(vector + channel).to(tl.float32)
-    scale = scale / tl.sqrt(tl.load(variance + channel).to(tl.float32) + eps)
-    return entry.to(tl.float32) * scale[None, :]
+        return value.to(data.dtype.element_ty).to(tl.float32)
+    return value / tl.sqrt(tl.load(variance + channel, mask=mask, other=1.0).to(tl.float32) + eps)
 
 
 @triton.jit
-def _largest(data, row, size, usable, vector, variance, eps, FORM, INNER, CHANNELS,
-             ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """The largest absolute entry of each instance; nan if an entry is not finite."""
-    column = tl.arange(0, BLOCK)
-    largest = tl.zeros([ROWS, BLOCK], tl.float32)
-    spoiled = tl.zeros([ROWS, BLOCK], tl.float32)
-    for start in range(0, size, BLOCK):
-        entry = _entries(data, row, size, start, column, usable, vector, variance, eps, FORM, INNER, CHANNELS)
-        largest = tl.maximum(largest, tl.abs(entry))
-        spoiled += entry * 0.0
-    return tl.max(largest, 1) + tl.sum(spoiled, 1)
+def _norm(data, row, size, scale, usable, vector, variance, eps,
+          FORM: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr,
+          P: tl.constexpr, SCALED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Each instance's sum of powers of its entries, divided by ``scale`` first if ``SCALED``; the largest for P = 0.
 
-
-@triton.jit
-def _power_sum(data, row, size, scale, usable, vector, variance, eps, FORM, INNER, CHANNELS,
-               P: tl.constexpr, SCALED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """The sum of the powers of each instance's entries, each entry divided by ``scale`` if ``SCALED``."""
+    The largest is nan if an entry is not finite, which a maximum alone would hide.
+    """
+    # In channels_last every tile begins with channel 0, so what belongs to its positions is the same for all tiles.
+    SAME: tl.constexpr = INNER == 1 and CHANNELS > 0 and BLOCK % max(CHANNELS, 1) == 0
     column = tl.arange(0, BLOCK)
     total = tl.zeros([ROWS, BLOCK], tl.float32)
+    spoiled = tl.zeros([ROWS, BLOCK], tl.float32)
+    value = tl.zeros([BLOCK], tl.float32)
+    if FORM != PLAIN and SAME:
+        value = _per_channel(data, column, size, vector, variance, eps, FORM, INNER, CHANNELS)
     for start in range(0, size, BLOCK):
-        entry = _entries(data, row, size, start, column, usable, vector, variance, eps, FORM, INNER, CHANNELS)
+        position = start + column
+        mask = usable[:, None] & (position < size)[None, :]
+        entry = tl.load(data + row[:, None] * size + position[None, :], mask=mask, other=0.0).to(tl.float32)
+        if FORM != PLAIN and not SAME:
+            value = _per_channel(data, position, size, vector, variance, eps, FORM, INNER, CHANNELS)
+        if FORM == BIASED:
+            entry = tl.where(mask, entry - value[None, :], 0.0)
+        if FORM == NORMALISED:
+            entry = entry * value[None, :]
         if SCALED:
             entry = entry / scale[:, None]
-        total += entry * entry if P == 2 else tl.abs(entry)
+        if P == 2:
+            total += entry * entry
+        if P == 1:
+            total += tl.abs(entry)
+        if P == 0:
+            total = tl.maximum(total, tl.abs(entry))
+            spoiled += entry * 0.0
+    if P == 0:
+        return tl.max(total, 1) + tl.sum(spoiled, 1)
     return tl.sum(total, 1)
 
 
@@ -78,36 +87,27 @@ def gains_kernel(
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     usable = row < rows
-    if P == 0:
-        x_norm = _largest(x, row, x_size, usable, vector, variance, eps, PLAIN, 1, 1, ROWS, BLOCK)
-        z_norm = _largest(z, row, z_size, usable, vector, variance, eps, FORM, INNER, CHANNELS, ROWS, BLOCK)
-        ratio = z_norm / x_norm
-    else:
-        one = tl.full([ROWS], 1.0, tl.float32)
-        x_sum = _power_sum(x, row, x_size, one, usable, vector, variance, eps, PLAIN, 1, 1, P, False, ROWS, BLOCK)
-        z_sum = _power_sum(
-            z, row, z_size, one, usable, vector, variance, eps, FORM, INNER, CHANNELS, P, False, ROWS, BLOCK
-        )
-        trusted = (x_sum > SMALLEST_TRUSTED) & (x_sum < LARGEST_TRUSTED)
-        trusted &= (z_sum > SMALLEST_TRUSTED) & (z_sum < LARGEST_TRUSTED)
-        scale_ratio = one
+    one = tl.full([ROWS], 1.0, tl.float32)
+    x_norm = _norm(x, row, x_size, one, usable, vector, variance, eps, PLAIN, 1, 1, P, False, ROWS, BLOCK)
+    z_norm = _norm(z, row, z_size, one, usable, vector, variance, eps, FORM, INNER, CHANNELS, P, False, ROWS, BLOCK)
+    scale_ratio = one
+    if P != 0:
+        trusted = (x_norm > SMALLEST_TRUSTED) & (x_norm < LARGEST_TRUSTED)
+        trusted &= (z_norm > SMALLEST_TRUSTED) & (z_norm < LARGEST_TRUSTED)
         if tl.min((trusted | ~usable).to(tl.int32), 0) == 0:
-            x_scale = _largest(x, row, x_size, usable, vector, variance, eps, PLAIN, 1, 1, ROWS, BLOCK)
-            z_scale = _largest(z, row, z_size, usable, vector, variance, eps, FORM, INNER, CHANNELS, ROWS, BLOCK)
+            x_scale = _norm(x, row, x_size, one, usable, vector, variance, eps, PLAIN, 1, 1, 0, False, ROWS, BLOCK)
+            z_scale = _norm(z, row, z_size, one, usable, vector, variance, eps, FORM, INNER, CHANNELS,
+                            0, False, ROWS, BLOCK)  # fmt: skip
             # A comparison and not a maximum, which would lose a nan.
             x_scale = tl.where(x_scale < TINY, TINY, x_scale)
             z_scale = tl.where(z_scale < TINY, TINY, z_scale)
             scale_ratio = z_scale / x_scale
-            x_sum = _power_sum(
-                x, row, x_size, x_scale, usable, vector, variance, eps, PLAIN, 1, 1, P, True, ROWS, BLOCK
-            )
-            z_sum = _power_sum(
-                z, row, z_size, z_scale, usable, vector, variance, eps, FORM, INNER, CHANNELS, P, True, ROWS, BLOCK
-            )
-        x_norm, z_norm = x_sum, z_sum
-        if P == 2:
-            x_norm, z_norm = tl.sqrt(x_sum), tl.sqrt(z_sum)
-        ratio = scale_ratio * (z_norm / x_norm)
+            x_norm = _norm(x, row, x_size, x_scale, usable, vector, variance, eps, PLAIN, 1, 1, P, True, ROWS, BLOCK)
+            z_norm = _norm(z, row, z_size, z_scale, usable, vector, variance, eps, FORM, INNER, CHANNELS,
+                           P, True, ROWS, BLOCK)  # fmt: skip
+    if P == 2:
+        x_norm, z_norm = tl.sqrt(x_norm), tl.sqrt(z_norm)
+    ratio = scale_ratio * (z_norm / x_norm)
     ratio = tl.where(x_norm == 0.0, 0.0, ratio)
     finite = tl.abs(ratio) < float("inf")
     tl.atomic_max(maxima + index, tl.max(tl.where(usable & finite, ratio, 0.0), 0), sem="relaxed")

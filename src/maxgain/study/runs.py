@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import platform
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +22,8 @@ from maxgain import operator_norms
 from maxgain.errors import RunError
 from maxgain.measure import GainReport
 
-from . import checkpoint, codec, memory, signals
+from . import checkpoint, codec
+from .capture import Speed, stream_for
 from .data import table as datasets
 from .data.splits import Dataset, Split
 from .evaluate import Score, evaluate, gains, largest, to_float
@@ -41,7 +44,7 @@ GAINS_SAMPLE = 1000
 
 
 class Interrupted(Exception):  # noqa: N818 - it is no error
-    """Somebody asked the program to stop, by Ctrl-C or another signal; the run is saved."""
+    """Ctrl-C was pressed; the run is saved."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class Place:
     device: str = "auto"
     checkpoint_seconds: float | None = None
     """How often to save; None saves after every epoch."""
+    speed: Speed = field(default_factory=Speed)
+    """How a GPU runs a step."""
     has_test: bool = True
     """Whether runs here have a test part to be scored on; those on which something is chosen have none."""
 
@@ -95,7 +100,6 @@ class _Run:
         return self.place.folder
 
 
-@memory.in_words()
 def perform(
     recipe: Recipe,
     place: Place,
@@ -112,16 +116,16 @@ def perform(
     if finished.exists():
         checkpoint.expect_same_recipe(folder, read_config(folder), recipe)
     else:
-        run = _prepare(recipe, place, dataset, watcher or Watcher())
-        with alone_in(folder):
-            _begin(run, resume)
-            _fit(run)
-            try:
-                _conclude(run)
-            except KeyboardInterrupt:
-                raise Interrupted(str(folder)) from None
-    with contextlib.suppress(OSError):  # it takes up room, and does no harm
-        saved.unlink(missing_ok=True)
+        with stream_for(chosen_device(place.device)):
+            run = _prepare(recipe, place, dataset, watcher or Watcher())
+            with alone_in(folder):
+                _begin(run, resume)
+                _fit(run)
+                try:
+                    _conclude(run)
+                except KeyboardInterrupt:
+                    raise Interrupted(str(folder)) from None
+    saved.unlink(missing_ok=True)
     return read_result(folder)
 
 
@@ -157,7 +161,7 @@ def _fit(run: _Run) -> None:
             checkpoint.save(run.folder / CHECKPOINT, training, run.history)
         saved = time.monotonic()
 
-    with signals.deferred() as interrupted:
+    with _deferred_interrupt() as interrupted:
 
         def after_step() -> None:
             run.watcher.stepped(training)
@@ -183,7 +187,7 @@ def _fit(run: _Run) -> None:
                 raise Interrupted(str(run.folder))
 
         try:
-            for epoch in train(training, after_step):
+            for epoch in train(training, after_step, place.speed):
                 after_epoch(epoch)
         except DivergedError as error:
             raise RunError(f"{clause(error)}; {_largest_gain(run)}; {_remedy(training)}.") from error
@@ -216,6 +220,7 @@ def _conclude(run: _Run) -> None:
         "gain_quantiles": quantiles,
         "operator_norms": operator_norms(model, to_float(training.images[:1]), tolerance=NORM_TOLERANCE).norms,
         "seconds": sum(line["seconds"] for line in run.history),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": _device_name(training.device),
         "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
@@ -375,3 +380,25 @@ def _telling_how_to_go_on() -> Iterator[None]:
         yield
     except RunError as error:
         raise RunError(f"{clause(error)}; nothing saved before is lost: --resume goes on from there.") from error
+
+
+@contextlib.contextmanager
+def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """Turns Ctrl-C into a question that can be asked between two steps; a second Ctrl-C stops at once."""
+    pressed = False
+
+    def handler(number: int, frame: Any) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    try:
+        before = signal.signal(signal.SIGINT, handler)
+    except ValueError:  # not in the main thread, where no signal arrives
+        yield lambda: False
+        return
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -5,7 +5,7 @@ In memory an infinite number is a float, and a number that there is not is None;
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
 Config = dict[str, Any]
 """A recipe, as `recipes.to_json` writes it."""
@@ -55,6 +55,8 @@ class Result(TypedDict):
     gain_quantiles: dict[str, Quantiles]
     operator_norms: ByLayer
     seconds: float
+    finished: NotRequired[str]
+    """When, as in 2026-05-31T12:00:00+00:00; runs of the first versions do not say."""
     device: str
     machine: str
     torch: str
@@ -74,6 +76,9 @@ class Record(Result, total=False):
     history: list[Metrics]
     tuned: dict[str, float]
     """The numbers that were chosen for this run, by regulariser."""
+    classes: int
+    """How many the data set has, which says what guessing is worth."""
+    validation_images: int
 
 
 def score(run: Metrics | Result, name: str) -> float | None:

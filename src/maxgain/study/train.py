@@ -8,6 +8,7 @@ can be captured as it is, and what must be saved to go on is those tensors, the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from maxgain.errors import RunError
 
+from . import capture
 from .data.splits import Dataset, Split
 from .evaluate import Score, to_float
 from .models import build
@@ -44,13 +46,18 @@ class Training:
     """A model in training: everything there is between two steps."""
 
     def __init__(self, recipe: Recipe, dataset: Dataset, device: torch.device) -> None:
-        torch.manual_seed(recipe.seed)
         self.recipe = recipe
         self.device = device
         split = trained_on(recipe, dataset)
         self.images, self.labels = split.images.to(device), split.labels.to(device)
         self.batch_size = min(recipe.batch_size, len(split))
-        self.model = build_model(recipe, dataset, device)
+        with capture.setting_up:
+            torch.manual_seed(recipe.seed)
+            self.model = build_model(recipe, dataset, device)
+        self.forward: Callable[[Tensor], Tensor] = self.model
+        """The model, or what was compiled of it."""
+        self.generator = torch.Generator(device).manual_seed(recipe.seed) if device.type == "cuda" else None
+        """The random numbers of a GPU, which other trainings do not draw from."""
         chosen = recipe.chosen
         self.constraints = [
             choice.row.constrain(self.model, choice.number, recipe) for choice in chosen if choice.row.constrain
@@ -62,6 +69,7 @@ class Training:
         self.penalties = [(choice.row.penalty, choice.number) for choice in chosen if choice.row.penalty]
         self.differentiates_images = any(choice.row.needs_input_gradient for choice in chosen)
         self.autocast = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        self.memory_format = memory_format(device)
 
         self.epoch = 0
         self.order = torch.zeros(len(split), dtype=torch.int64, device=device)
@@ -77,12 +85,16 @@ class Training:
 
     def step(self) -> None:
         """Trains on the next batch of the epoch's order."""
+        with nullcontext() if self.generator is None else capture.own_randomness(self.generator):
+            self._step()
+
+    def _step(self) -> None:
         index = self.order[self.position + self._within_batch]
         labels = self.labels[index]
         images = to_float(augmented(self.images, index) if self.recipe.augment else self.images[index])
         images.requires_grad_(self.differentiates_images)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast):
-            logits = self.model(images)
+            logits = self.forward(images.contiguous(memory_format=self.memory_format))
         logits = logits.float()
         loss = F.cross_entropy(logits, labels)
         inputs = PenaltyInputs(self.model, images, logits, labels, len(self.labels))
@@ -128,8 +140,8 @@ class Training:
         tensors |= {f"loop.{name}": tensor for name, tensor in self._loop().items()}
         tensors["loop.epoch"] = torch.tensor(self.epoch)
         tensors["rng.cpu"] = torch.get_rng_state()
-        if self.device.type == "cuda":
-            tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
+        if self.generator is not None:
+            tensors["rng.cuda"] = self.generator.get_state()
         return tensors
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
@@ -150,8 +162,8 @@ class Training:
         for group in self.optimiser.param_groups:
             group["lr"] = self.learning_rate
         torch.set_rng_state(tensors["rng.cpu"])
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
+        if self.generator is not None:
+            self.generator.set_state(tensors["rng.cuda"])
 
     def _loop(self) -> dict[str, Tensor]:
         """What the steps of an epoch change, apart from the model."""
@@ -181,11 +193,17 @@ def build_model(recipe: Recipe, dataset: Dataset, device: torch.device) -> nn.Mo
         len(dataset.classes),
         batchnorm=any(choice.row.batchnorm for choice in recipe.chosen),
         dropout=noise_for(recipe.chosen),
-    ).to(device)
+    )
+    model.to(device=device, memory_format=memory_format(device))  # type: ignore[call-overload]
     for choice in recipe.chosen:
         if choice.row.prepare:
             choice.row.prepare(model)
     return model
+
+
+def memory_format(device: torch.device) -> torch.memory_format:
+    """How images and kernels lie in memory: as the device's convolutions like it best."""
+    return torch.channels_last if device.type == "cuda" else torch.contiguous_format
 
 
 def trained_on(recipe: Recipe, dataset: Dataset) -> Split:
@@ -193,14 +211,17 @@ def trained_on(recipe: Recipe, dataset: Dataset) -> Split:
     return dataset.train if recipe.train_on == "train" else dataset.train.join(dataset.validation)
 
 
-def train(training: Training, after_step: Callable[[], None] = lambda: None) -> Iterator[Epoch]:
+def train(
+    training: Training, after_step: Callable[[], None] = lambda: None, speed: capture.Speed | None = None
+) -> Iterator[Epoch]:
     """Trains to the end of the recipe, from wherever the training stands, and yields after each epoch."""
+    step = capture.step_of(training, speed or capture.Speed())
     while training.epoch < training.recipe.epochs:
         done = int(training.position) // training.batch_size
         if done == 0:
             training.begin_epoch()
         for _ in range(done, training.steps_per_epoch):
-            training.step()
+            step()
             after_step()
         training.expect_finite()
         yield training.end_epoch()

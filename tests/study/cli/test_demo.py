@@ -22,7 +22,7 @@ def test_demo_leaves_a_table_figures_and_a_page_and_trains_nothing_twice(tmp_pat
     first = capsys.readouterr().out
     assert "over 10 folds" in first
     assert "paired t-test on disjoint folds" in first
-    assert "maxgain=3: " in first
+    assert "maxgain=3 against none: " in first
     page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     assert "<svg" in page
     for regulariser in ("none", "maxgain"):
@@ -31,5 +31,5 @@ def test_demo_leaves_a_table_figures_and_a_page_and_trains_nothing_twice(tmp_pat
     assert main(["demo", "--out", str(tmp_path / "demo"), "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert len((tmp_path / "demo" / "results" / "digits.jsonl").read_text().splitlines()) == 20
-    assert [row["regulariser"] for row in again["comparison"]["rows"]] == ["none", "maxgain=3"]
-    assert again["comparison"]["compared"] == list(range(10))
+    assert [row["name"] for row in again["comparison"]["rows"]] == ["none", "maxgain=3"]
+    assert again["comparison"]["contrasts"][0]["pairs"] == list(range(10))

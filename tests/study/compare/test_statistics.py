@@ -2,7 +2,9 @@ import itertools
 import math
 
 import numpy as np
+import pandas
 import pytest
+import statsmodels.formula.api as smf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, special, stats
@@ -13,16 +15,20 @@ from maxgain.study.compare.statistics import (
     DISJOINT_FOLDS,
     ONE_SPLIT,
     OVERLAPPING,
-    Overlap,
-    Row,
+    Design,
+    Difference,
     Summary,
-    compare,
-    corrected_t,
+    as_family,
+    equivalent,
     holm,
-    paired_t,
+    paired,
+    pooled,
     summary,
     verdict,
+    welch,
 )
+
+FOLDS = Design("fold")
 
 # Hours of extra sleep that two drugs gave the same ten patients: the example of Student's paper of 1908.
 SLEEP_A = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
@@ -33,6 +39,14 @@ quick = settings(max_examples=60, deadline=None, derandomize=True)
 # Accuracies as they come: hits among 1,000 test images.
 accuracies = st.integers(0, 1000).map(lambda hits: hits / 1000)
 pairs = st.lists(st.tuples(accuracies, accuracies), min_size=2, max_size=12)
+
+
+def paired_t(a, b):
+    return paired(a, b, FOLDS)
+
+
+def corrected_t(a, b, ratio):
+    return paired(a, b, Design("fold", ratio))
 
 
 def as_arrays(scores):
@@ -85,7 +99,7 @@ def test_students_sleep_data():
     test = paired_t(SLEEP_A, SLEEP_B)
     # By hand: the differences add up to 15.8 and their squares to 38.58, so s² = (38.58 - 15.8²/10) / 9.
     s = math.sqrt((38.58 - 15.8**2 / 10) / 9)
-    assert test.mean_difference == pytest.approx(1.58)
+    assert test.mean == pytest.approx(1.58)
     assert test.standard_error == pytest.approx(s / math.sqrt(10))
     assert test.t == pytest.approx(1.58 / (s / math.sqrt(10)))
     assert test.degrees == 9
@@ -102,7 +116,7 @@ def test_students_sleep_data():
 def test_agrees_with_scipy(scores):
     a, b = as_arrays(scores)
     ours = paired_t(a, b)
-    if ours.standard_error == 0:
+    if ours.p_value is None:
         return
     theirs = stats.ttest_rel(a, b)
     interval = theirs.confidence_interval(0.95)
@@ -158,7 +172,10 @@ def test_hedges_correction_undoes_the_bias_of_the_noncentral_t(degrees):
 def test_swapping_the_sides_swaps_the_signs(scores, ratio):
     a, b = as_arrays(scores)
     forth, back = (corrected_t(*s, ratio) if ratio else paired_t(*s) for s in ((a, b), (b, a)))
-    assert back.mean_difference == -forth.mean_difference
+    assert back.mean == -forth.mean
+    if forth.p_value is None:
+        assert back.p_value is None
+        return
     assert back.t == -forth.t
     assert back.effect_size == -forth.effect_size
     assert back.p_value == forth.p_value
@@ -175,41 +192,43 @@ def test_neither_a_common_shift_nor_the_order_of_the_pairs_matters(scores, shift
     random.shuffle(moved)
     a, b = as_arrays(moved)
     changed = paired_t(a + shift, b + shift)
+    if original.p_value is None:
+        assert changed.p_value is None
+        return
     assert changed.p_value == pytest.approx(original.p_value, rel=1e-6, abs=1e-12)
     assert changed.interval == pytest.approx(original.interval, rel=1e-6, abs=1e-12)
     assert changed.effect_interval == pytest.approx(original.effect_interval, rel=1e-6, abs=1e-9)
 
 
-def test_equal_scores_show_no_difference():
-    test = paired_t([0.7, 0.8, 0.9], [0.7, 0.8, 0.9])
-    assert (test.mean_difference, test.t, test.p_value, test.effect_size) == (0, 0, 1, 0)
-    assert test.interval == (0, 0)
-    assert test.effect_interval == pytest.approx((-1.96 / math.sqrt(3), 1.96 / math.sqrt(3)), rel=1e-4)
+UNDEFINED = ("standard_error", "t", "p_value", "interval", "interval_90", "effect_size", "effect_interval")
 
 
-@pytest.mark.parametrize(("a", "b"), [([0.8, 0.7, 0.3], [0.7, 0.6, 0.2]), ([0.5, 0.25], [0.25, 0.0])])
+@pytest.mark.parametrize(
+    ("a", "b", "mean"),
+    [
+        ([0.7, 0.8, 0.9], [0.7, 0.8, 0.9], 0),
+        ([0.8, 0.7, 0.3], [0.7, 0.6, 0.2], 0.1),  # the same difference each time, which rounding blurs
+        ([0.5, 0.25], [0.25, 0.0], 0.25),
+        ([0.1 + 0.2] * 5, [0.3] * 5, 0),  # rounding alone is no difference
+        ([0.5], [0.6], -0.1),
+    ],
+)
 @pytest.mark.parametrize("test", [paired_t, lambda a, b: corrected_t(a, b, 0.25)])
-def test_a_constant_difference_is_an_infinite_effect_even_where_rounding_blurs_it(a, b, test):
+def test_without_spread_or_a_second_pair_nothing_is_defined_but_the_mean(a, b, mean, test):
     result = test(a, b)
-    assert (result.t, result.p_value, result.effect_size) == (math.inf, 0, math.inf)
-    assert result.effect_interval == (math.inf, math.inf)
-    assert result.interval == (result.mean_difference, result.mean_difference)
-    assert result.mean_difference == pytest.approx(a[0] - b[0])
-    assert test(b, a).effect_interval == (-math.inf, -math.inf)
-
-
-def test_rounding_alone_is_no_difference():
-    test = paired_t([0.1 + 0.2] * 5, [0.3] * 5)
-    assert (test.mean_difference, test.p_value) == (0, 1)
+    assert result.mean == (pytest.approx(mean) if mean else 0)
+    assert result.n == len(a)
+    assert [getattr(result, name) for name in UNDEFINED] == [None] * len(UNDEFINED)
+    assert verdict(result, rope=0.5) == "inconclusive"
 
 
 def test_what_cannot_be_paired_is_refused():
-    with pytest.raises(RecordError, match="at least two pairs"):
-        paired_t([0.5], [0.6])
     with pytest.raises(RecordError, match="there are 3 and 2"):
         paired_t([0.5, 0.6, 0.7], [0.6, 0.6])
     with pytest.raises(RecordError, match="score 2 of 2 is nan"):
         paired_t([0.5, 0.6], [0.6, math.nan])
+    with pytest.raises(RecordError, match="at least one"):
+        paired_t([], [])
 
 
 # Numbers of the paper: accuracy ± standard error over the ten folds of SINS-10, and the p-value it gives
@@ -233,8 +252,7 @@ def test_the_papers_p_values_follow_from_its_table_by_this_procedure(ours, their
     assert summary(a) == Summary(pytest.approx(ours[0]), pytest.approx(ours[1]), 10)
     assert summary(b) == Summary(pytest.approx(theirs[0]), pytest.approx(theirs[1]), 10)
     assert paired_t(a, b).p_value == pytest.approx(p, abs=1e-6)
-    [row] = [row for row in compare({"bn": b / 100, "maxgain+bn": a / 100}, "bn", None) if row.test]
-    assert not row.significant
+    assert verdict(paired_t(a, b), None) == "inconclusive"
 
 
 # Overlapping training sets
@@ -257,15 +275,35 @@ def test_correction_by_hand():
 def test_correction_only_makes_the_test_more_cautious(scores, ratio):
     a, b = as_arrays(scores)
     plain, corrected = paired_t(a, b), corrected_t(a, b, ratio)
+    if plain.p_value is None:
+        assert corrected.p_value is None
+        return
     assert corrected.p_value >= plain.p_value
     assert corrected.interval[0] <= plain.interval[0]
     assert corrected.interval[1] >= plain.interval[1]
 
 
-@pytest.mark.parametrize("ratio", [0, -1, math.nan, math.inf])
-def test_a_senseless_ratio_is_refused(ratio):
-    with pytest.raises(RecordError, match="ratio of test to training"):
-        corrected_t(SLEEP_A, SLEEP_B, ratio)
+@pytest.mark.parametrize(
+    ("over", "cut", "train_on", "overlap", "method"),
+    [
+        ("fold", None, "train", 0, DISJOINT_FOLDS),
+        ("seed", None, "train+validation", 0, ONE_SPLIT),
+        # Of four folds one is tested on, one is for validation, and two or three are trained on.
+        ("fold", 4, "train", 1 / 2, OVERLAPPING),
+        ("fold", 4, "train+validation", 1 / 3, OVERLAPPING),
+    ],
+)
+def test_how_the_data_were_split_chooses_and_names_the_test(over, cut, train_on, overlap, method):
+    design = Design.of(over, cut, train_on)
+    assert design.overlap == pytest.approx(overlap)
+    assert paired(SLEEP_A, SLEEP_B, design).method == design.paired_method == method
+
+
+def test_the_tests_are_named_in_words():
+    assert DISJOINT_FOLDS == "paired t-test on disjoint folds"
+    assert ONE_SPLIT == "paired t-test over seeds on one split (says nothing about other data)"
+    assert OVERLAPPING == "Nadeau–Bengio corrected t-test (training sets overlap)"
+    assert FOLDS.pooled_method == "accuracy ~ row + fold, pooled error"
 
 
 def test_false_alarms_are_as_rare_as_promised():
@@ -297,10 +335,13 @@ def test_false_alarms_under_overlap_need_the_correction():
         ([0.6, 0.7, 0.8], [1, 1, 1]),
         ([0.03], [0.03]),
         ([], []),
+        # What is undefined stays so, and takes no step from the others.
+        ([0.01, None, 0.04], [0.02, None, 0.04]),
+        ([None], [None]),
     ],
 )
 def test_holm_by_hand(p, adjusted):
-    assert holm(p) == pytest.approx(adjusted)
+    assert holm(p) == [value if value is None else pytest.approx(value) for value in adjusted]
 
 
 probabilities = st.lists(st.floats(0, 1), max_size=8)
@@ -329,22 +370,55 @@ def test_holm_never_lowers_keeps_the_order_and_ignores_it(p, random):
     assert all(adjusted[i] <= adjusted[j] for i in range(len(p)) for j in range(len(p)) if p[i] < p[j])
     order = list(range(len(p)))
     random.shuffle(order)
-    assert holm([p[i] for i in order]).tolist() == [adjusted[i] for i in order]
+    assert holm([p[i] for i in order]) == [adjusted[i] for i in order]
 
 
 def test_holm_keeps_the_risk_of_any_false_alarm():
     p = np.random.default_rng(1979).uniform(size=(4000, 5))
-    assert np.mean([holm(row).min() < 0.05 for row in p]) == pytest.approx(0.05, abs=0.01)
+    assert np.mean([min(holm(row.tolist())) < 0.05 for row in p]) == pytest.approx(0.05, abs=0.01)
     assert np.mean(p.min(axis=1) < 0.05) > 0.2
 
 
-@pytest.mark.parametrize("p", [[0.1, math.nan], [1.1], [-0.1], [[0.1]]])
+@pytest.mark.parametrize("p", [[0.1, math.nan], [1.1], [-0.1]])
 def test_holm_refuses_what_is_no_p_value(p):
     with pytest.raises(RecordError, match="p-values must be"):
         holm(p)
 
 
-# The comparison
+def difference(mean, error, degrees=9, **changes):
+    return statistics.replace(statistics._tested(mean, error, degrees, 10, "some test"), **changes)
+
+
+def test_simultaneous_intervals_are_bonferronis_over_the_defined_ones():
+    family = as_family([difference(0.01, 0.004), None, Difference(0.2, 3, "no spread"), difference(-0.02, 0.01, 5)])
+    assert family[1] is None
+    assert (family[2].adjusted_p, family[2].simultaneous_interval) == (None, None)
+    for test in (family[0], family[3]):
+        half = stats.t.ppf(1 - 0.05 / 2 / 2, test.degrees) * test.standard_error
+        assert test.simultaneous_interval == pytest.approx((test.mean - half, test.mean + half))
+    assert [family[0].adjusted_p, family[3].adjusted_p] == holm([family[0].p_value, family[3].p_value])
+
+
+def test_one_contrast_alone_needs_no_correction():
+    (alone,) = as_family([difference(0.01, 0.004)])
+    assert alone.adjusted_p == alone.p_value
+    assert alone.simultaneous_interval == pytest.approx(alone.interval)
+
+
+def test_simultaneous_intervals_hold_all_at_once():
+    random = np.random.default_rng(1936)
+    held = alone_held = 0
+    contrasts = [("b", "a"), ("c", "a"), ("d", "a")]
+    for _ in range(400):
+        scores = {row: dict(enumerate(random.normal(0.7, 0.01, 6))) for row in "abcd"}
+        tests = as_family(pooled(scores, contrasts, FOLDS))
+        held += all(low <= 0 <= high for low, high in (test.simultaneous_interval for test in tests))
+        alone_held += all(low <= 0 <= high for low, high in (test.interval for test in tests))
+    assert held / 400 >= 0.94
+    assert alone_held / 400 < 0.92, "so there was something to correct"
+
+
+# All rows at once
 
 SCORES = {
     "none": [0.900, 0.910, 0.890, 0.905, 0.895],
@@ -352,111 +426,130 @@ SCORES = {
     "maxgain": [0.905, 0.915, 0.880, 0.915, 0.900],
     "l2": [0.880, 0.889, 0.872, 0.885, 0.874],
 }
+TABLE = {row: dict(enumerate(values)) for row, values in SCORES.items()}
+CONTRASTS = [("dropout", "none"), ("maxgain", "none"), ("l2", "dropout")]
 
 
-def test_compare_pairs_each_with_the_baseline_and_corrects_over_all():
-    rows = {row.regulariser: row for row in compare(SCORES, "none", None)}
-    assert list(rows) == list(SCORES)
-    raw = {name: stats.ttest_rel(SCORES[name], SCORES["none"]) for name in SCORES if name != "none"}
-    adjusted = dict(zip(raw, holm([test.pvalue for test in raw.values()]), strict=True))
-    for name, test in raw.items():
-        assert rows[name].test.t == pytest.approx(test.statistic)
-        assert rows[name].adjusted_p == pytest.approx(adjusted[name])
-        assert rows[name].significant == (adjusted[name] < 0.05)
-        assert rows[name].comparisons == 3
-        assert rows[name].summary == summary(SCORES[name])
-    assert (rows["none"].test, rows["none"].adjusted_p, rows["none"].significant) == (None, None, False)
-    assert [name for name, row in rows.items() if row.significant] == ["dropout", "l2"]
+def fitted(scores, contrasts):
+    """The same contrasts by statsmodels, each with its estimate, standard error, p-value and interval."""
+    frame = pandas.DataFrame(
+        [(row, unit, value) for row, by_unit in scores.items() for unit, value in by_unit.items()],
+        columns=["row", "unit", "accuracy"],
+    )
+    # Cell means of the rows and effects of the units, so that a contrast is a difference of two coefficients.
+    model = smf.ols("accuracy ~ 0 + C(row) + C(unit)", frame).fit()
+    return model, [model.t_test(f"C(row)[{first}] - C(row)[{second}] = 0") for first, second in contrasts]
+
+
+def without(*missing):
+    return {row: {unit: v for unit, v in by.items() if (row, unit) not in missing} for row, by in TABLE.items()}
 
 
 @pytest.mark.parametrize(
-    ("overlap", "method", "same_as"),
+    "scores", [TABLE, without(("maxgain", 1)), without(("maxgain", 1), ("none", 0), ("l2", 0), ("l2", 4))]
+)
+def test_the_additive_model_agrees_with_statsmodels_with_runs_missing_too(scores):
+    model, theirs = fitted(scores, CONTRASTS)
+    ours = pooled(scores, CONTRASTS, FOLDS)
+    for mine, test in zip(ours, theirs, strict=True):
+        assert mine.mean == pytest.approx(test.effect.item(), rel=1e-9)
+        assert mine.standard_error == pytest.approx(test.sd.item(), rel=1e-9)
+        assert mine.p_value == pytest.approx(test.pvalue.item(), rel=1e-8)
+        assert mine.interval == pytest.approx(test.conf_int()[0], rel=1e-9)
+        assert mine.interval_90 == pytest.approx(test.conf_int(alpha=0.1)[0], rel=1e-9)
+        assert mine.degrees == model.df_resid
+    assert ours[0].n == len(set(scores["none"]) & set(scores["dropout"]))
+
+
+def test_for_two_rows_the_additive_model_is_the_paired_test():
+    two = {"a": dict(enumerate(SLEEP_A)), "b": dict(enumerate(SLEEP_B))}
+    for overlap in (0, 1 / 9):
+        design = Design("fold", overlap)
+        (model,) = pooled(two, [("a", "b")], design)
+        test = paired(SLEEP_A, SLEEP_B, design)
+        for name in ("mean", "standard_error", "t", "p_value", "interval", "interval_90", "degrees"):
+            assert getattr(model, name) == pytest.approx(getattr(test, name), rel=1e-9)
+
+
+def test_a_contrast_that_no_runs_tell_anything_about_is_none():
+    scores = {"a": {0: 0.5, 1: 0.6}, "b": {0: 0.4, 1: 0.55}, "c": {2: 0.7, 3: 0.8}, "d": {2: 0.6, 3: 0.75}, "e": {}}
+    tests = pooled(scores, [("a", "b"), ("a", "c"), ("c", "d"), ("e", "a")], FOLDS)
+    assert [test is None for test in tests] == [False, True, False, True]
+    assert pooled({"a": {}, "b": {}}, [("a", "b")], FOLDS) == [None]
+
+
+def test_without_spread_or_degrees_of_freedom_the_additive_model_defines_no_p():
+    even = {"a": {0: 0.5, 1: 0.7, 2: 0.6}, "b": {0: 0.4, 1: 0.6, 2: 0.5}, "c": {0: 0.2, 1: 0.4, 2: 0.3}}
+    for scores in (even, {"a": {0: 0.5}, "b": {0: 0.4}}):
+        (test,) = pooled(scores, [("a", "b")], FOLDS)
+        assert test.mean == pytest.approx(0.1)
+        assert (test.p_value, test.interval, test.standard_error) == (None, None, None)
+
+
+def test_pooling_sees_a_difference_that_few_pairs_cannot():
+    random = np.random.default_rng(5)
+    seeds = random.normal(0, 0.002, 5)
+    scores = {row: dict(enumerate(0.9 + seeds + random.normal(0, 0.002, 5))) for row in "abcdefgh"}
+    scores["b"] = {seed: scores["b"][seed] + 0.006 for seed in scores["b"]}
+    contrasts = [("b", "a"), ("d", "c"), ("f", "e"), ("h", "g")]
+    design = Design("seed")
+    by_pairs = as_family([paired(list(scores[x].values()), list(scores[y].values()), design) for x, y in contrasts])
+    together = as_family(pooled(scores, contrasts, design))
+    assert together[0].degrees == 28
+    assert verdict(together[0], None) == "established"
+    assert together[0].adjusted_p < by_pairs[0].adjusted_p
+
+
+# Without pairing
+
+
+@pytest.mark.filterwarnings("ignore:Precision loss")
+@quick
+@given(st.lists(accuracies, min_size=2, max_size=9), st.lists(accuracies, min_size=2, max_size=9))
+def test_welch_agrees_with_scipy(a, b):
+    ours = welch(a, b)
+    if len(set(a)) == len(set(b)) == 1:
+        assert ours.p_value is None
+        return
+    theirs = stats.ttest_ind(a, b, equal_var=False)
+    interval = theirs.confidence_interval()
+    assert ours.mean == pytest.approx(np.mean(a) - np.mean(b), abs=1e-12)
+    assert ours.p_value == pytest.approx(theirs.pvalue, rel=1e-8)
+    assert ours.interval == pytest.approx((interval.low, interval.high), rel=1e-8, abs=1e-12)
+
+
+def test_welch_of_one_score_is_undefined():
+    assert welch([0.5], [0.4, 0.3]).p_value is None
+
+
+# Verdicts
+
+
+def test_equivalence_is_two_one_sided_tests_at_five_per_cent():
+    test = difference(0.001, 0.002)
+    for rope in (0.001, 0.004, 0.0046, 0.0047, 0.005, 0.02):
+        below = stats.t.cdf((test.mean - rope) / test.standard_error, test.degrees)
+        above = stats.t.sf((test.mean + rope) / test.standard_error, test.degrees)
+        assert equivalent(test, rope) == (max(below, above) < 0.05)
+    assert not equivalent(test, None)
+
+
+@pytest.mark.parametrize(
+    ("test", "rope", "word"),
     [
-        (None, DISJOINT_FOLDS, paired_t),
-        (Overlap(), ONE_SPLIT, paired_t),
-        (Overlap(1 / 4), OVERLAPPING, lambda a, b: corrected_t(a, b, 1 / 4)),
+        (difference(0.02, 0.002), 0.005, "established"),
+        (difference(-0.02, 0.002), 0.005, "reversed"),
+        (difference(0.001, 0.002), 0.005, "equivalent"),
+        (difference(0.001, 0.002), 0.002, "inconclusive"),
+        (difference(0.001, 0.002), None, "inconclusive"),
+        # Too small to matter, and there all the same: what is established stays so.
+        (difference(0.001, 0.0001), 0.005, "established"),
+        (None, 0.005, "inconclusive"),
+        # Holm's p decides where there is one, to the last bit.
+        (difference(0.02, 0.002, adjusted_p=0.05), None, "inconclusive"),
+        (difference(0.02, 0.002, adjusted_p=math.nextafter(0.05, 0)), None, "established"),
+        (difference(-0.02, 0.002, adjusted_p=math.nextafter(0.05, 0)), None, "reversed"),
     ],
 )
-def test_how_the_data_were_split_chooses_and_names_the_test(overlap, method, same_as):
-    for row in compare(SCORES, "none", overlap):
-        if row.regulariser != "none":
-            assert row.test.method == method
-            assert row.test.p_value == same_as(SCORES[row.regulariser], SCORES["none"]).p_value
-
-
-def test_the_tests_are_named_in_words():
-    assert DISJOINT_FOLDS == "paired t-test on disjoint folds"
-    assert ONE_SPLIT == "paired t-test over seeds on one split (says nothing about other data)"
-    assert OVERLAPPING == "Nadeau–Bengio corrected t-test (training sets overlap)"
-
-
-@quick
-@given(st.permutations(list(SCORES)), st.permutations(range(5)))
-def test_no_order_changes_a_comparison(names, folds):
-    changed = compare({name: [SCORES[name][fold] for fold in folds] for name in names}, "none", None)
-    rows = {row.regulariser: row for row in changed}
-    for row in compare(SCORES, "none", None):
-        assert rows[row.regulariser].adjusted_p == pytest.approx(row.adjusted_p)
-        assert verdict(rows[row.regulariser]) == verdict(row)
-
-
-def test_a_baseline_without_scores_is_refused():
-    with pytest.raises(RecordError, match="'l1' is not among the regularisers with scores: none, dropout, maxgain, l2"):
-        compare(SCORES, "l1", None)
-
-
-def test_a_missing_run_is_refused_by_name():
-    with pytest.raises(RecordError, match="'maxgain' has 4 scores and the baseline 'none' has 5"):
-        compare(SCORES | {"maxgain": SCORES["maxgain"][1:]}, "none", None)
-
-
-# What it says
-
-
-def verdicts(scores, overlap=None):
-    return {row.regulariser: verdict(row) for row in compare(scores, "none", overlap)}
-
-
-def test_verdicts():
-    # maxgain by hand: differences of 5, 5, -10, 10 and 5 thousandths, t = 3 / sqrt(57.5 / 5) = 0.885, p = 0.426.
-    assert verdicts(SCORES) == {
-        "none": "the baseline",
-        "dropout": "significant: better than none by 3.0 points (p < 0.001, Holm-corrected over 3 comparisons)",
-        "maxgain": "not significant: the difference of +0.3 points may be chance "
-        "(p = 0.43, Holm-corrected over 3 comparisons)",
-        "l2": "significant: worse than none by 2.0 points (p < 0.001, Holm-corrected over 3 comparisons)",
-    }
-
-
-def test_verdict_on_one_split_claims_nothing_about_other_data():
-    assert verdicts({name: SCORES[name] for name in ("none", "dropout")}, Overlap())["dropout"] == (
-        "significant: better than none by 3.0 points (p < 0.001); it says nothing about other data"
-    )
-
-
-def test_verdict_without_spread_or_difference_or_repeats():
-    none = SCORES["none"]
-    assert verdicts({"none": none, "copy": none})["copy"] == "not significant: no difference (p = 1)"
-    assert verdicts({"none": none, "plus": [score + 0.01 for score in none]})["plus"] == (
-        "significant only formally: all 5 pairs differ by the same +1.0 points, "
-        "so there is no spread to judge them by (p < 0.001)"
-    )
-    assert verdicts({"none": [0.9], "dropout": [0.95]}) == {
-        "none": "the baseline",
-        "dropout": "not tested: one run each cannot tell a difference from chance",
-    }
-
-
-@pytest.mark.parametrize(
-    ("p", "text"), [(0.0496, "p = 0.0496"), (0.04999, "p = 0.04999"), (0.0504, "p = 0.05"), (0.976, "p = 0.98")]
-)
-def test_a_rounded_p_value_never_contradicts_the_verdict(p, text):
-    test = paired_t(SLEEP_A, SLEEP_B)
-    row = Row("a", "b", summary(SLEEP_A), test, p, significant=p < 0.05, comparisons=1)
-    assert f"({text})" in verdict(row)
-
-
-def test_a_tiny_difference_is_shown():
-    test = paired_t([0.7481, 0.7479, 0.7489], [0.7480, 0.7484, 0.7487])
-    row = Row("a", "b", summary([0.7]), test, test.p_value, significant=False, comparisons=1)
-    assert "the difference of -0.01 points may be chance" in verdict(row)
+def test_verdicts_are_different_words_for_different_things(test, rope, word):
+    assert verdict(test, rope) == word

@@ -17,8 +17,7 @@ from optuna.trial import TrialState
 from maxgain.errors import DataError, RecipeError, RegulariserError
 from maxgain.study import locks
 from maxgain.study.cli.app import main
-from maxgain.study.compare import tune
-from maxgain.study.compare import tuning_rule as choice
+from maxgain.study.compare import tune, tuning_rule
 from maxgain.study.compare.tuning_rule import Dimension, Grid
 from maxgain.study.files import write_text
 from maxgain.study.recipes import RECIPES
@@ -42,7 +41,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def search(folder: Path, *grids: Grid, trials: int | None = None, **changes) -> tune.Search:
     recipe = replace(QUICK, **changes)
-    return tune.Search(recipe, choice.dimensions(recipe.regulariser, grids), folder, trials)
+    return tune.Search(recipe, tuning_rule.dimensions(recipe.regulariser, grids), folder, trials)
 
 
 # What there is to choose
@@ -69,27 +68,27 @@ def test_what_is_no_grid_is_refused(text):
 
 
 def test_what_a_text_leaves_open_is_chosen():
-    chosen = choice.dimensions("maxgain+batchnorm+dropout")
+    chosen = tuning_rule.dimensions("maxgain+batchnorm+dropout")
     assert [dimension.regulariser for dimension in chosen] == ["maxgain", "dropout"]
-    assert choice.dimensions("maxgain=2+dropout") == choice.dimensions("dropout")
-    assert choice.dimensions("batchnorm") == choice.dimensions("none") == ()
+    assert tuning_rule.dimensions("maxgain=2+dropout") == tuning_rule.dimensions("dropout")
+    assert tuning_rule.dimensions("batchnorm") == tuning_rule.dimensions("none") == ()
 
 
 def test_a_grid_names_a_regulariser_or_its_parameter():
     expected = (Dimension("maxgain", "gamma", 1, 3, (1, 2, 3)),)
-    assert choice.dimensions("maxgain+dropout", [GAMMAS]) == expected
-    assert choice.dimensions("maxgain+dropout", [Grid("maxgain", (1, 2, 3))]) == expected
+    assert tuning_rule.dimensions("maxgain+dropout", [GAMMAS]) == expected
+    assert tuning_rule.dimensions("maxgain+dropout", [Grid("maxgain", (1, 2, 3))]) == expected
     with pytest.raises(RecipeError, match="do not name each number of 'maxgain' once"):
-        choice.dimensions("maxgain", [GAMMAS, Grid("maxgain", (1, 2))])
+        tuning_rule.dimensions("maxgain", [GAMMAS, Grid("maxgain", (1, 2))])
     with pytest.raises(RecipeError, match="there is no 'gamma' to choose in dropout or maxgain=2"):
-        choice.expect_used([GAMMAS], ["dropout", "maxgain=2"])
+        tuning_rule.refuse_unused([GAMMAS], ["dropout", "maxgain=2"])
     with pytest.raises(RegulariserError, match=r"2\.5 is no factor that dropout can have"):
-        choice.dimensions("dropout", [Grid("factor", (0.5, 2.5))])
+        tuning_rule.dimensions("dropout", [Grid("factor", (0.5, 2.5))])
 
 
 def test_grids_are_multiplied():
-    space = choice.dimensions("maxgain+dropout", [Grid("gamma", (1, 2)), Grid("factor", (0.1, 0.2))])
-    assert [filled("maxgain + dropout", point) for point in choice.points(space)] == [
+    space = tuning_rule.dimensions("maxgain+dropout", [Grid("gamma", (1, 2)), Grid("factor", (0.1, 0.2))])
+    assert [filled("maxgain + dropout", point) for point in tuning_rule.points(space)] == [
         "maxgain=1+dropout=0.1",
         "maxgain=1+dropout=0.2",
         "maxgain=2+dropout=0.1",
@@ -106,12 +105,26 @@ def test_a_number_that_is_filled_in_is_read_back(value):
 def test_every_regularisers_range_can_be_searched_and_gridded(row):
     low, high = row.search
     assert 0 < low < high
-    (dimension,) = map(choice.small_grid, choice.dimensions(row.name))
-    assert len(set(dimension.values)) == choice.SMALL_GRID
+    (dimension,) = tuning_rule.within_budget(tuning_rule.dimensions(row.name), tuning_rule.BUDGET)
+    assert len(set(dimension.values)) == tuning_rule.BUDGET
     assert all(row.valid(value) and 0.9 * low < value < 1.1 * high for value in dimension.values)
 
 
-def tried(gamma: float, accuracy: float, loss: float, status: str = "complete") -> choice.Tried:
+@pytest.mark.parametrize(("budget", "sizes"), [(9, (3, 3)), (8, (4, 2)), (12, (4, 3)), (7, (7, 1)), (1, (1, 1))])
+def test_two_numbers_get_as_many_runs_as_one(budget, sizes):
+    (one,) = tuning_rule.within_budget(tuning_rule.dimensions("maxgain"), budget)
+    two = tuning_rule.within_budget(tuning_rule.dimensions("maxgain+dropout"), budget)
+    assert tuple(len(dimension.values) for dimension in two) == sizes
+    assert len(tuning_rule.points([one])) == len(tuning_rule.points(two)) == budget
+
+
+def test_three_numbers_share_a_budget_too():
+    three = tuning_rule.within_budget(tuning_rule.dimensions("maxgain+dropout+weightdecay"), 12)
+    assert [len(dimension.values) for dimension in three] == [3, 2, 2]
+    assert tuning_rule.within_budget((), 9) == ()
+
+
+def tried(gamma: float, accuracy: float, loss: float, status: str = "complete") -> tuning_rule.Trial:
     return {
         "values": {"maxgain": gamma},
         "status": status,
@@ -122,8 +135,8 @@ def tried(gamma: float, accuracy: float, loss: float, status: str = "complete") 
 
 def test_the_best_accuracy_is_chosen_then_the_lowest_loss_then_the_smallest_number():
     rows = [tried(1, 0.8, 0.1), tried(2, 0.9, 0.5), tried(4, 0.9, 0.4), tried(3, 0.9, 0.4)]
-    assert choice.best(rows) == rows[3]
-    assert choice.best([{"values": {"maxgain": 1.0}, "status": "pruned"}]) is None
+    assert tuning_rule.best(rows) == rows[3]
+    assert tuning_rule.best([{"values": {"maxgain": 1.0}, "status": "pruned"}]) is None
 
 
 # The search
@@ -203,7 +216,7 @@ def test_a_trial_that_diverges_fails_and_is_tried_again(tmp_path, monkeypatch):
     assert [row["status"] for row in curve] == ["complete", "failed", "complete"]
     assert "finite" in curve[1]["error"] or "not a number" in curve[1]["error"]
     assert "validation_accuracy" not in curve[1]
-    assert choice.best(curve) in (curve[0], curve[2])
+    assert tuning_rule.best(curve) in (curve[0], curve[2])
     monkeypatch.setattr(tune, "perform", perform)
     again = tune.run(search(tmp_path, GAMMAS), 1)
     assert [again[0], again[2]] == [curve[0], curve[2]]
@@ -238,7 +251,7 @@ def test_tpe_finds_a_good_gamma_and_gives_hopeless_trials_up(tmp_path, monkeypat
     monkeypatch.setattr(tune, "perform", fake_training(lambda gamma: 1 - abs(gamma - 3) / 10))
     curve = tune.run(search(tmp_path, trials=25, epochs=8), 1)
     assert len(curve) == 25
-    assert choice.best(curve)["values"]["maxgain"] == pytest.approx(3, abs=0.3)
+    assert tuning_rule.best(curve)["values"]["maxgain"] == pytest.approx(3, abs=0.3)
     pruned = [row for row in curve if row["status"] == "pruned"]
     assert pruned
     assert all(2 <= row["epochs"] < 8 for row in pruned)
@@ -294,7 +307,7 @@ def test_the_command_writes_what_was_chosen_and_the_curve(tmp_path, capsys):
     tuned = json.loads((tmp_path / "tuned.json").read_text())
     curve = json.loads((tmp_path / "curve.json").read_text())
     assert told == tuned
-    assert tuned["regulariser"] == f"maxgain={choice.best(curve)['values']['maxgain']:g}+batchnorm"
+    assert tuned["regulariser"] == f"maxgain={tuning_rule.best(curve)['values']['maxgain']:g}+batchnorm"
     assert tuned["asked"] == "maxgain+batchnorm"
     assert tuned["trials"] == {"complete": 3, "pruned": 0, "failed": 0}
     assert not [name for name in tuned if name.startswith("test")]

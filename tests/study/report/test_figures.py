@@ -36,6 +36,13 @@ def test_a_name_is_shown_and_never_understood(name: str, kind: str) -> None:
         assert b"<script" not in content
 
 
+def test_a_bound_is_labelled_and_a_figure_says_what_it_shows() -> None:
+    boxes = figures.rendered(figures.gain_boxes({"train": {"fc": ROW}}, 0.45, "digits, maxgain"), "svg").decode()
+    bars = figures.gains_beside_norms({"fc": 1.0}, {"train": {"fc": 0.5}}, title="digits, maxgain", bound=0.45)
+    for text in (boxes, figures.rendered(bars, "svg").decode()):
+        assert all(words in text for words in ("digits, maxgain", "γ = 0.45", "‖Wx‖ / ‖x‖"))
+
+
 SCORES = [f"{part}_{score}" for part in ("train", "validation") for score in ("accuracy", "loss")]
 
 

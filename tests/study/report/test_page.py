@@ -14,7 +14,7 @@ from scipy import stats
 from maxgain.errors import RecordError
 from maxgain.study.cli.app import main
 from maxgain.study.compare import jobs as compare
-from maxgain.study.compare import statistics
+from maxgain.study.compare import sentences, statistics
 from maxgain.study.compare.records import Records
 from maxgain.study.report import page
 from maxgain.study.report.comparisons import comparisons
@@ -62,14 +62,23 @@ class Elements(HTMLParser):
     def text(self):
         return " ".join("".join(self.words).split())
 
-    @property
-    def comparison(self):
-        """The comparison table: each row's cells by heading, by regulariser."""
-        headings, *rows = self.tables[0]
+    def table(self, number):
+        """A table: each row's cells by heading, by its first cell."""
+        headings, *rows = self.tables[number]
         return {
             row[0]: {heading: " ".join(cell.split()) for heading, cell in zip(headings, row, strict=True)}
             for row in rows
         }
+
+    @property
+    def rows(self):
+        """The table of regularisers."""
+        return self.table(0)
+
+    @property
+    def contrasts(self):
+        """The table of contrasts."""
+        return self.table(1)
 
 
 def bare_records(scores, **options):
@@ -94,45 +103,39 @@ def whole(whole_page):
 # The comparison
 
 
-def test_the_table_has_the_numbers_of_the_paired_test():
-    table = built({"none": NONE, "dropout": LIKE, "maxgain": BETTER}).comparison
-    test = stats.ttest_rel(BETTER, NONE)
-    low, high = test.confidence_interval()
-    row = table["maxgain"]
+def test_the_tables_have_the_numbers_of_the_paired_tests():
+    shown = built({"none": NONE, "dropout": LIKE, "maxgain": BETTER})
     mean, error = 100 * sum(BETTER) / 5, 100 * stats.sem(BETTER)
-    assert row["Accuracy, %"].startswith(f"{mean:.2f}")
-    assert row["Accuracy, %"].endswith(f"± {error:.2f}")
+    assert shown.rows["maxgain"]["Accuracy, %"] == f"{mean:.2f} (highest mean) ± {error:.2f}"
+    assert shown.rows["maxgain"]["Runs"] == "5"
+    test = stats.ttest_rel(BETTER, NONE)
+    low, high = test.confidence_interval(1 - 0.05 / 2)  # two contrasts
+    row = shown.contrasts["maxgain : none"]
     difference = 100 * (sum(BETTER) - sum(NONE)) / 5
-    assert row["Difference"] == f"{difference:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
+    assert row["Paired difference"] == f"{difference:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
     assert row["p"] == f"{test.pvalue:.3f}" or (row["p"] == "< 0.001" and test.pvalue < 0.001)
     other = stats.ttest_rel(LIKE, NONE).pvalue
-    assert table["dropout"]["p"] == f"{other:.3f}"
+    assert shown.contrasts["dropout : none"]["p"] == f"{other:.3f}"
     # Holm over two: the smaller p doubles, and the larger stays.
-    assert table["dropout"]["Holm p"] == f"{max(other, 2 * test.pvalue):.3f}"
-    assert table["none"]["p"] == "–"
+    assert shown.contrasts["dropout : none"]["Holm p"] == f"{max(other, 2 * test.pvalue):.3f}"
 
 
-def test_what_is_significant_and_what_is_not_is_said_in_words():
+def test_verdicts_and_what_they_rest_on_are_said_in_words():
     shown = built({"none": NONE, "dropout": LIKE, "maxgain": BETTER})
-    assert shown.comparison["none"]["Verdict"] == "baseline"
-    assert shown.comparison["dropout"]["Verdict"] == "not significant"
-    assert shown.comparison["maxgain"]["Verdict"] == "significantly better"
-    assert "maxgain is significantly better than none; no other difference is significant." in shown.text
+    assert shown.contrasts["dropout : none"]["Verdict"] == "inconclusive"
+    assert shown.contrasts["maxgain : none"]["Verdict"] == "established"
+    assert "Established: maxgain is better than none. Inconclusive: dropout against none." in shown.text
     assert "3 regularisers on digits, the same 5 disjoint folds" in shown.text
-    assert f"Each is tested against none: {statistics.DISJOINT_FOLDS}, with Holm's correction" in shown.text
-    rows = comparisons(bare_records({"none": NONE, "dropout": LIKE, "maxgain": BETTER}))[0].rows
-    for row in rows[1:]:
-        assert statistics.verdict(row) in shown.text
-
-
-def test_a_page_without_a_significant_difference_says_so():
-    assert "No regulariser differs significantly from none" in built({"none": NONE, "dropout": LIKE}).text
+    assert f"2 contrasts, one family: verdicts follow the {statistics.DISJOINT_FOLDS}" in shown.text
+    (comparison,) = comparisons(bare_records({"none": NONE, "dropout": LIKE, "maxgain": BETTER})).values()
+    for sentence in sentences.in_words(comparison).contrasts:
+        assert sentence in shown.text
 
 
 def test_a_worse_regulariser_is_called_worse():
     shown = built({"none": BETTER, "maxgain": NONE})
-    assert shown.comparison["maxgain"]["Verdict"] == "significantly worse"
-    assert "maxgain is significantly worse than none." in shown.text
+    assert shown.contrasts["maxgain : none"]["Verdict"] == "reversed"
+    assert "Reversed: maxgain is worse than none." in shown.text
 
 
 def test_the_best_mean_alone_is_bold():
@@ -143,14 +146,9 @@ def test_the_best_mean_alone_is_bold():
 
 def test_a_difference_without_spread_is_no_finding():
     shown = built({"none": [0.90, 0.91, 0.92], "maxgain": [0.91, 0.92, 0.93]})
-    assert shown.comparison["maxgain"]["Verdict"] == "only formally significant"
-    assert "No regulariser differs significantly from none" in shown.text
-
-
-def test_p_values_are_not_rounded_across_the_threshold():
-    assert page.p_value(0.04996) == "0.04996"
-    assert page.p_value(0.0501) == "0.050"
-    assert page.p_value(0.0006) == "< 0.001"
+    row = shown.contrasts["maxgain : none"]
+    assert (row["p"], row["Holm p"], row["Pooled Holm p"], row["Verdict"]) == ("–", "–", "–", "inconclusive")
+    assert "Nothing was tested: the differences have no spread to judge them by." in shown.text
 
 
 def test_seeds_on_one_split_are_called_that():
@@ -162,22 +160,42 @@ def test_seeds_on_one_split_are_called_that():
 
 def test_one_run_each_is_not_tested():
     shown = built({"none": [0.9], "maxgain": [0.99]})
-    assert "One run each cannot tell a difference from chance" in shown.text
-    assert list(shown.comparison["maxgain"]) == ["Regulariser", "Accuracy, %"]
+    assert "one run each cannot tell a difference from chance" in shown.text
+    assert shown.contrasts["maxgain : none"]["p"] == "–"
 
 
-def test_a_fold_without_a_score_of_everyone_is_left_out_for_all():
-    shown = built({"none": NONE, "maxgain": [*BETTER[:4], None]}, failed=[failed_run("maxgain", fold=4)])
-    assert "fold 4, where there is no score of maxgain" in shown.text
-    assert "1 of 10 runs failed and have no score." in shown.text
-    without = built({"none": NONE[:4], "maxgain": BETTER[:4]})
-    assert shown.comparison == without.comparison
+def test_a_failure_is_in_the_headline_and_takes_away_its_own_pair_alone():
+    scores = {"none": NONE, "dropout": LIKE, "maxgain": [*BETTER[:4], None]}
+    shown = built(scores, failed=[failed_run("maxgain", fold=4)])
+    assert "maxgain (4 of 5 runs)" in shown.text
+    assert "maxgain: 1 of 5 runs failed and have no score." in shown.text
+    assert shown.rows["maxgain"]["Runs"] == "4 of 5"
+    assert shown.contrasts["dropout : none"]["p"] == f"{stats.ttest_rel(LIKE, NONE).pvalue:.3f}"
+    assert shown.contrasts["maxgain : none"]["p"] in (f"{stats.ttest_rel(BETTER[:4], NONE[:4]).pvalue:.3f}", "< 0.001")
+
+
+def test_a_row_whose_runs_all_failed_is_named():
+    failed = [failed_run("maxgain", fold=fold) for fold in range(5)]
+    shown = built({"none": NONE, "dropout": LIKE}, failed=failed)
+    assert shown.rows["maxgain"] == {"Regulariser": "maxgain", "Accuracy, %": "–", "Runs": "0 of 5"}
+    assert "maxgain is not compared: all of its 5 runs failed." in shown.text
+
+
+def test_the_matrix_shows_every_row_against_every_row():
+    shown = built({"none": NONE, "dropout": LIKE, "maxgain": BETTER})
+    matrix = {row[0]: [" ".join(cell.split()) for cell in row[1:]] for row in shown.tables[2][1:]}
+    assert list(matrix) == ["none", "dropout", "maxgain"]
+    p = stats.ttest_rel(LIKE, NONE).pvalue
+    assert matrix["dropout"][0] == f"+0.00 2/1/2, p {p:.3f}"
+    assert matrix["maxgain"][0].startswith("+4.82 5/0/0, p")
+    assert matrix["none"][2].startswith("−4.82 0/0/5, p")
+    assert "maxgain has the highest mean, and is ahead of none and dropout on every fold." in shown.text
 
 
 def test_the_baseline_can_be_chosen():
     found = bare_records({"none": NONE, "maxgain": BETTER})
     shown = Elements(build_page(found, baseline="maxgain"))
-    assert shown.comparison["none"]["Verdict"] == "significantly worse"
+    assert shown.contrasts["none : maxgain"]["Verdict"] == "reversed"
     with pytest.raises(RecordError, match="did you mean 'maxgain'"):
         build_page(found, baseline="maxgian")
 
@@ -186,22 +204,30 @@ def test_folds_and_seeds_of_one_recipe_are_two_comparisons():
     folds = bare_records({"none": NONE, "maxgain": BETTER})
     seeds = bare_records({"none": LIKE, "maxgain": BETTER}, over="seed")
     both = comparisons(Records(folds.runs + seeds.runs, (), ()))
-    assert [(found.over, len(found.pairs)) for found in both] == [("fold", 5), ("seed", 5)]
-    assert [found.rows for found in both] == [comparisons(part)[0].rows for part in (folds, seeds)]
-    assert len({found.name for found in both}) == 2
+    assert [(found.question.over, len(found.question.units)) for found in both.values()] == [("fold", 5), ("seed", 5)]
+    alone = [next(iter(comparisons(part).values())) for part in (folds, seeds)]
+    assert [found.contrasts for found in both.values()] == [found.contrasts for found in alone]
 
 
 def test_runs_with_other_settings_are_not_compared_with_each_other():
     long = bare_records({"none": NONE, "maxgain": BETTER}, epochs=20)
     short = bare_records({"none": LIKE, "maxgain": NONE}, epochs=5)
     both = comparisons(Records(long.runs + short.runs, (), ()))
-    assert sorted(found.name for found in both) == ["digits (epochs 20)", "digits (epochs 5)"]
+    assert sorted(both) == ["digits (epochs 20)", "digits (epochs 5)"]
+
+
+def test_two_runs_of_one_row_on_one_fold_are_told_apart_by_their_numbers_and_never_mixed():
+    found = bare_records({"none": NONE, "maxgain": BETTER})
+    others = bare_records({"maxgain": LIKE}, config={"regulariser": "maxgain=8"}).runs
+    (comparison,) = comparisons(Records((*found.runs, *others), (), ())).values()
+    assert [row.name for row in comparison.rows] == ["none", "maxgain=2", "maxgain=8"]
+    assert list(comparison.row("maxgain=8").scores.values()) == LIKE
 
 
 def test_the_page_depends_on_what_is_recorded_and_on_nothing_else(whole_page):
     found = bare_records({"none": NONE, "dropout": LIKE, "maxgain": BETTER})
     backwards = replace(found, runs=found.runs[::-1])
-    assert Elements(build_page(found)).comparison == Elements(build_page(backwards)).comparison
+    assert Elements(build_page(found)).tables[:3] == Elements(build_page(backwards)).tables[:3]
     assert build_page(synthetic_records({"none": NONE, "maxgain": BETTER})) == whole_page
 
 
@@ -267,7 +293,7 @@ def test_norms_are_not_set_beside_gains_in_another_norm():
 
 def test_what_a_record_does_not_have_is_left_out():
     shown = built({"none": NONE, "maxgain": BETTER}, gain_quantiles={}, command=None, machine=None)
-    assert "maxgain is significantly better than none" in shown.text
+    assert "maxgain is better than none" in shown.text
     for heading in ("Learning curves", "Operator norms", "Gains of two runs", "How numbers were chosen"):
         assert heading not in shown.text
 
@@ -447,12 +473,12 @@ def test_the_page_about_a_real_comparison_says_what_the_comparison_said(tmp_path
     page.write(tmp_path, tmp_path / "report.html")
     shown = Elements((tmp_path / "report.html").read_text())
     told = json.loads((tmp_path / "comparison.json").read_text())
-    assert told["baseline"] == "maxgain"
+    assert told["asked"]["contrasts"] == [["none", "maxgain"]]
     for row in told["rows"]:
-        accuracy = shown.comparison[row["regulariser"]]["Accuracy, %"].replace(" (highest mean)", "")
-        assert accuracy == f"{100 * row['mean']:.2f} ± {100 * row['standard_error']:.2f}"
-        assert row["verdict"] in shown.text or row["verdict"] == "the baseline"
-    assert shown.comparison["none"]["Holm p"] == f"{told['rows'][1]['adjusted_p']:.3f}"
+        accuracy = shown.rows[row["name"]]["Accuracy, %"].replace(" (highest mean)", "")
+        assert accuracy == f"{100 * row['summary']['mean']:.2f} ± {100 * row['summary']['standard_error']:.2f}"
+    for sentence in (told["in_words"]["outcome"], told["in_words"]["design"], *told["in_words"]["contrasts"]):
+        assert sentence in shown.text
     assert "How numbers were chosen" in shown.text
-    for fold, values in enumerate(told["rows"][0]["values"]):
-        assert f"maxgain={values['maxgain']:g} on fold {fold}" in shown.text
+    for run in told["asked"]["rows"]["maxgain"]:
+        assert f"{run['regulariser']} on fold {run['fold']}" in shown.text

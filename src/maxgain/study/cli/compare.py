@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import tyro
 
-from maxgain.errors import RecipeError
+from maxgain.errors import RecipeError, RunError
 
-from ..compare import jobs as compare
-from ..compare import records
-from ..compare import tuning_rule as choice
-from ..compare.jobs import Comparison, Job, Pairing
+from ..compare import jobs as work
+from ..compare import records, sentences, tuning_rule
+from ..compare.comparison import Comparison, compare
+from ..compare.jobs import Job, Pairing
+from ..compare.question import Question, against, contrasts, remember
 from ..compare.records import Record
-from ..compare.statistics import Row, p_value, verdict
+from ..compare.statistics import Difference, Summary
 from ..compare.workers import process_count
 from ..files import write_json
 from ..locks import alone_in
 from ..recipes import Recipe, recipe_named
-from ..regularisers import numbers, parse, with_gamma
+from ..regularisers import with_gamma
 from ..runs import Place
 from ..tables import Column, Table
 from ..wording import counted
@@ -30,6 +31,9 @@ from .terminal import Common, DataFolder, Screen, typed
 EXAMPLES = {
     "maxgain compare digits --regularisers none dropout maxgain --folds 10": "minutes on a CPU, nothing to download",
     "maxgain compare digits --regularisers none maxgain --folds 10 --tuned": "numbers chosen on each fold first",
+    "maxgain compare digits --regularisers none maxgain dropout maxgain+dropout --folds 10 --contrasts matched": (
+        "what MaxGain adds to each"
+    ),
     "maxgain compare cifar10 --regularisers none maxgain=2 --seeds 5 --data ~/data": "the same split, five seeds",
 }
 
@@ -39,28 +43,43 @@ class Options(Common):
     """Train every regulariser on every fold or seed, and test the paired differences of their test accuracies.
 
     Runs are recorded as they end, so the same command goes on where it was stopped or killed, and trains nothing where
-    all is recorded. A run that failed is tried again; it has no score, and its fold or seed is left out of the test.
+    all is recorded. A run that failed is tried again; if it fails again, it is counted and named, and no verdict is
+    given that counting it as guessing would change.
     """
 
-    refuses: ClassVar = ("regulariser",)
+    refuses: ClassVar = ("regulariser", "train_on")
 
     recipe: tyro.conf.OmitArgPrefixes[Recipe]
     regularisers: tuple[str, ...] = ()
     """what to compare, as in the paper's rows: none dropout maxgain+batchnorm maxgain=1.5"""
     folds: int | None = None
-    """compare on this many of the data set's disjoint folds; a data set with a single split is cut into as many for
-    cross-validation, and its own test part left alone"""
+    """compare on this many of the data set's disjoint folds, each with a seed of its own; a data set with a single
+    split is cut into as many for cross-validation, and its own test part left alone"""
     seeds: int | None = None
-    """compare with this many seeds, from --seed on, on the same split: it says nothing about other data"""
+    """compare with this many seeds, from --seed on, on the same split, which says nothing about other data; with
+    --folds, train with this many seeds on every fold and average their scores before folds are paired"""
     gamma: float | None = None
     """the bound of maxgain where its number is left out (default: 2)"""
     baseline: str | None = None
-    """what the others are tested against (default: the first)"""
+    """what all others are tested against (default: the first)"""
+    contrasts: tuple[str, ...] = ()
+    """test these pairs instead, the first of each expected to be the better one: maxgain+dropout:dropout; 'matched'
+    stands for every X and maxgain+X"""
+    rope: float | None = None
+    """a difference below this many percentage points does not matter in practice: lets 'equivalent' be told from
+    'inconclusive'"""
+    decide_by: Literal["paired", "pooled"] = "paired"
+    """which of the two analyses verdicts follow: a paired test per contrast, or accuracy ~ row + fold (or seed) with an
+    error pooled over all rows, which sees smaller differences if all rows spread alike"""
     tuned: bool = False
-    """as the paper does on SINS-10: first choose the numbers that a regulariser leaves open on each fold's validation
-    part, then train on training and validation part together"""
+    """first choose the numbers that a regulariser leaves open, on each fold's validation part"""
+    budget: int | None = None
+    """with --tuned, how many runs to choose a row's numbers with, the same for every row (default: 9)"""
     grid: tuple[str, ...] = ()
-    """with --tuned, the values to try, as NAME=START:STOP:STEP (default: four over the usual range of each number)"""
+    """with --tuned, the values to try instead, as NAME=START:STOP:STEP"""
+    hold_out: bool = False
+    """train on the training part alone; without this, runs that are compared train on the validation part too, as the
+    paper's do"""
     jobs: int | None = None
     """runs at a time, each in a process with one thread, so that no result depends on it (default: one per core, or
     one on a GPU)"""
@@ -73,30 +92,59 @@ class Options(Common):
 
 
 def run(options: Options, screen: Screen) -> dict[str, Any]:
-    """Trains what is missing, shows the table, and writes it into comparison.json in the comparison's folder."""
-    _refuse_nonsense(options)
-    options = _with_gamma(options)
-    pairing = _pairing(options)
-    processes = process_count(options.jobs, options.device)
-    place = Place(options.out or Path(f"compare-{options.recipe.name}"), options.data, options.device)
-    grids = [choice.Grid.parsed(text) for text in options.grid]
-    choice.expect_used(grids, options.regularisers)
-    jobs = compare.plan(options.recipe, options.regularisers, pairing)
-    baseline = options.baseline or options.regularisers[0]
-    with alone_in(place.folder):
-        if options.tuned:
-            tuning = compare.plan_tuning(jobs, grids)
-            _perform("tuning", tuning, place.for_tuning, processes, screen)
-            jobs = compare.tuned(jobs, tuning, records.read(place.for_tuning.results))
-        _perform("comparing", jobs, place, processes, screen)
-        shown = compare.comparison(jobs, records.read(place.results), baseline, pairing)
-        content = _content(options, jobs, shown, baseline, pairing)
-        write_json(place.folder / "comparison.json", content)
-    _show(content, screen)
+    """Train what is missing, show the comparison, and write it into comparison.json in the comparison's folder."""
+    comparison, place = compared(options, screen)
+    content = sentences.to_json(comparison)
+    write_json(place.folder / "comparison.json", content)
+    show(comparison, screen)
     page = typed("report", place.folder, "--out", place.folder / "report.html")
     steps = {page: "a page with curves, gains and every number"}
     screen.end([place.folder / "comparison.json", place.results / f"{options.recipe.name}.jsonl"], steps)
+    if not comparison.runs:
+        first = comparison.failures[0]
+        raise RunError(f"no run succeeded, so there is nothing to compare; the first, of {first.row}: {first.error}")
+    for gap in sentences.gaps(comparison):
+        screen.show(gap)
     return content
+
+
+def compared(options: Options, screen: Screen) -> tuple[Comparison, Place]:
+    """The comparison that was asked for, after training what it needs; and where it is kept."""
+    _refuse_nonsense(options)
+    asked = _contrasts(options)
+    names = with_gamma(options.regularisers, options.gamma)
+    named = dict(zip(options.regularisers, names, strict=True))
+    recipe = replace(options.recipe, train_on="train" if options.hold_out else "train+validation")
+    pairing = _pairing(options, recipe)
+    processes = process_count(options.jobs, options.device)
+    place = Place(options.out or Path(f"compare-{recipe.name}"), options.data, options.device)
+    grids = [tuning_rule.Grid.parsed(text) for text in options.grid]
+    tuning_rule.refuse_unused(grids, names)
+    jobs = work.plan(recipe, names, pairing)
+    tuning = work.plan_tuning(jobs, grids, options.budget or tuning_rule.BUDGET) if options.tuned else []
+    with alone_in(place.folder):
+        validation_images = None
+        if tuning:
+            _perform("tuning", tuning, place.for_tuning, processes, screen)
+            known = records.read(place.for_tuning.results)
+            validation_images = next((run["validation_images"] for run in known.runs), None)
+            jobs = work.tuned(jobs, tuning, known)
+        question = Question(
+            recipe=recipe.name,
+            dataset=recipe.dataset,
+            over=pairing.over,
+            rows={name: tuple(job.planned for job in jobs if job.row == name) for name in names},
+            contrasts=tuple((named[first], named[second]) for first, second in asked),
+            train_on=recipe.train_on,
+            cross_validation=pairing.cross_validation,
+            decide_by=options.decide_by,
+            rope=None if options.rope is None else options.rope / 100,
+            tuning_runs=work.tuning_runs(tuning),
+            validation_images=validation_images,
+        )
+        remember(place.folder, question)
+        _perform("comparing", jobs, place, processes, screen)
+        return compare(question, records.read(place.results)), place
 
 
 def _refuse_nonsense(options: Options) -> None:
@@ -104,145 +152,140 @@ def _refuse_nonsense(options: Options) -> None:
         raise RecipeError("'maxgain compare' needs --regularisers, such as: none dropout maxgain.")
     if options.baseline is not None and options.baseline not in options.regularisers:
         raise RecipeError(f"the baseline {options.baseline!r} is not one of {', '.join(options.regularisers)}.")
-    if (options.folds is None) == (options.seeds is None):
-        raise RecipeError("'maxgain compare' needs either --folds or --seeds, and how many.")
+    if options.baseline is not None and options.contrasts:
+        raise RecipeError("--contrasts say what is tested against what: leave out --baseline.")
+    if options.folds is None and options.seeds is None:
+        raise RecipeError("'maxgain compare' needs --folds or --seeds, or both, and how many.")
     if options.folds is not None and options.recipe.fold != recipe_named(options.recipe.name).fold:
         raise RecipeError("--folds goes through the folds from 0 on: leave out --fold.")
-    if options.grid and not options.tuned:
-        raise RecipeError("--grid says which values --tuned tries: it needs --tuned.")
+    if options.rope is not None and not 0 < options.rope < 100:
+        raise RecipeError(f"--rope must be a number of percentage points between 0 and 100, not {options.rope:g}.")
+    _refuse_useless_tuning(options)
 
 
-def _with_gamma(options: Options) -> Options:
-    """The options with --gamma in every regulariser that leaves it open."""
-    regularisers = with_gamma(options.regularisers, options.gamma)
-    named = dict(zip(options.regularisers, regularisers, strict=True))
-    return replace(options, regularisers=regularisers, baseline=options.baseline and named[options.baseline])
+def _refuse_useless_tuning(options: Options) -> None:
+    for flag, given in (("--grid", options.grid), ("--budget", options.budget is not None)):
+        if given and not options.tuned:
+            raise RecipeError(f"{flag} says what --tuned tries: it needs --tuned.")
+    if options.budget is not None and options.grid:
+        raise RecipeError("a grid has as many runs as values: leave out --budget or --grid.")
+    if options.budget is not None and options.budget < 1:
+        raise RecipeError(f"--budget must be at least 1, not {options.budget}.")
 
 
-def _pairing(options: Options) -> Pairing:
-    if options.folds is not None:
-        return compare.folds(options.recipe, options.folds)
-    return compare.seeds(options.recipe, options.seeds or 0)
+def _pairing(options: Options, recipe: Recipe) -> Pairing:
+    if options.folds is None:
+        return work.seeds(recipe, options.seeds or 0)
+    return work.folds(recipe, options.folds, 1 if options.seeds is None else options.seeds)
+
+
+def _contrasts(options: Options) -> tuple[tuple[str, str], ...]:
+    if options.contrasts:
+        return contrasts(options.contrasts, options.regularisers)
+    return against(options.baseline or options.regularisers[0], options.regularisers)
 
 
 def _perform(title: str, jobs: Sequence[Job], place: Place, processes: int, screen: Screen) -> None:
     known = records.read(place.results)
     for warning in known.warnings:
         screen.show(f"note: {warning}")
-    missing = compare.missing(jobs, known)
-    known_already = len(jobs) - len(missing)
-    screen.show(f"{title}: {counted(len(jobs), 'run')}, {known_already} of them recorded already → {place.folder}")
+    missing = work.missing(jobs, known)
+    recorded = len(jobs) - len(missing)
+    screen.show(f"{title}: {counted(len(jobs), 'run')}, {recorded} of them recorded already → {place.folder}")
     with screen.progress() as progress:
-        task = progress.add_task(title, total=len(jobs), completed=len(jobs) - len(missing), status="")
+        task = progress.add_task(title, total=len(jobs), completed=recorded, status="")
 
-        def told(job: Job, record: Record) -> None:
+        def on_done(job: Job, record: Record) -> None:
             failed = " failed" if record["status"] == "failed" else ""
             progress.update(task, advance=1, status=f"{job.name}{failed}")
 
-        compare.perform_all(missing, place, processes, told)
+        work.perform_all(missing, place, processes, on_done)
 
 
-def _content(
-    options: Options, jobs: Sequence[Job], shown: Comparison, baseline: str, pairing: Pairing
-) -> dict[str, Any]:
-    """The comparison for machines; the table for people shows nothing else."""
-    return {
-        "recipe": options.recipe.name,
-        "baseline": baseline,
-        "over": pairing.over,
-        "asked": list(pairing.numbers),
-        "compared": list(shown.pairs),
-        "tuned": options.tuned,
-        "test": shown.test,
-        "rows": [_row(name, jobs, shown) for name in options.regularisers],
-        "failures": [
-            {"regulariser": job.regulariser, "fold": job.recipe.fold, "seed": job.recipe.seed, "error": error}
-            for job, error in shown.failures
-        ],
-    }
+def show(comparison: Comparison, screen: Screen) -> None:
+    """The comparison for people: rows, contrasts by both analyses, sentences, and each run without a score."""
+    question, words = comparison.question, sentences.in_words(comparison)
+    screen.show(_rows(comparison))
+    if comparison.contrasts:
+        screen.show(_contrast_table(comparison))
+    screen.show(words.design)
+    for contrast, sentence in zip(comparison.contrasts, words.contrasts, strict=True):
+        screen.show(f"{contrast.first} against {contrast.second}: {sentence}")
+    for sentence in words.sampling:
+        screen.show(sentence)
+    for name, runs in question.rows.items():
+        if name in question.tuning_runs:
+            screen.show(f"{name}, chosen by {question.over}: {'; '.join(run.regulariser for run in runs)}")
+    for failure in comparison.failures:
+        place = f"seed {failure.run.seed}" if failure.run.fold is None else f"fold {failure.run.fold}"
+        screen.show(f"no score: {failure.row}, {place}: {failure.error}")
+    screen.show(words.outcome)
 
 
-def _row(regulariser: str, jobs: Sequence[Job], shown: Comparison) -> dict[str, Any]:
-    row = shown.rows.get(regulariser)
-    recipes = [job.recipe for job in jobs if job.regulariser == regulariser]
-    content = {
-        "regulariser": regulariser,
-        "numbers": [dict(numbers(recipe.chosen)) for recipe in recipes],
-        "runs": [job.key for job in jobs if job.regulariser == regulariser],
-        "values": [job.tuned for job in jobs if job.regulariser == regulariser],
-    }
-    if row is None:
-        failed = sum(job.regulariser == regulariser for job, _ in shown.failures) == len(content["runs"])
-        why = "all of its runs failed" if failed else "there is nothing to pair it with"
-        return content | {"verdict": f"not compared: {why}"}
-    return content | _numbers(row) | {"verdict": verdict(row)}
-
-
-def _numbers(row: Row) -> dict[str, Any]:
-    tested = {} if row.test is None else asdict(row.test) | {"adjusted_p": row.adjusted_p}
-    if tested:  # the summary's is of the mean accuracy
-        tested["difference_standard_error"] = tested.pop("standard_error")
-    return asdict(row.summary) | tested | {"significant": row.significant}
-
-
-def _show(content: dict[str, Any], screen: Screen) -> None:
-    over = content["over"]
-    screen.show(
-        Table(
-            f"{content['recipe']}: test accuracy in %, over {counted(len(content['compared']), over)}",
+def _rows(comparison: Comparison) -> Table:
+    question = comparison.question
+    return Table(
+        f"{question.recipe}: test accuracy in %, over {counted(len(question.units), question.over)}",
+        (Column("regulariser"), Column("mean ± s.e."), Column("runs")),
+        tuple(
             (
-                Column("regulariser"),
-                Column("mean ± s.e."),
-                Column("difference"),
-                Column("95 % interval", spare=1),
-                Column("effect size", spare=2),
-                Column("95 % interval", spare=3),
-                Column("p (Holm)"),
+                row.label,
+                _mean(row.summary),
+                str(row.done) if row.done == row.planned else f"{row.done} of {row.planned}",
+            )
+            for row in comparison.rows
+        ),
+    )
+
+
+def _contrast_table(comparison: Comparison) -> Table:
+    interval = "95 % together" if comparison.tested > 1 else "95 % interval"
+    analyses = ("paired", "pooled")
+    return Table(
+        "contrasts, in percentage points",
+        (
+            Column("contrast"),
+            *(
+                Column(f"{way} {what}", spare=spare)
+                for way, rank in zip(analyses, (0, 2), strict=True)
+                for what, spare in (("difference", rank), (interval, rank + 1), ("p (Holm)", rank))
             ),
-            tuple((_label(row), *_cells(row)) for row in content["rows"]),
-        )
-    )
-    screen.show(f"{content['test']}, each against {content['baseline']}" if content["test"] else "nothing was tested")
-    for row in content["rows"]:
-        screen.show(f"{row['regulariser']}: {row['verdict']}")
-    if content["tuned"]:
-        for row in content["rows"]:
-            chosen = [", ".join(f"{name} {value:g}" for name, value in point.items()) for point in row["values"]]
-            if any(chosen):
-                screen.show(f"{row['regulariser']}, chosen by {over}: {'; '.join(chosen)}")
-    for failure in content["failures"]:
-        screen.show(f"no score: {failure['regulariser']}, {over} {failure[over]}: {failure['error']}")
-    left_out = sorted(set(content["asked"]) - set(content["compared"]))
-    if left_out:
-        numbers = ", ".join(map(str, left_out))
-        screen.show(f"left out of all numbers above, since a run has no score there: {over} {numbers}")
-
-
-def _label(row: dict[str, Any]) -> str:
-    """The regulariser with the numbers that it had by default, where they were the same in all runs."""
-    if any(numbers != row["numbers"][0] for numbers in row["numbers"]):
-        return str(row["regulariser"])
-    given = parse(row["regulariser"])
-    return "+".join(
-        choice.row.name + (f"={row['numbers'][0][choice.row.name]:g}" if choice.row.name in row["numbers"][0] else "")
-        for choice in given
+            Column("effect size", spare=4),
+            Column("95 % interval", spare=5),
+            Column("verdict"),
+        ),
+        tuple(
+            (
+                f"{contrast.first} : {contrast.second}",
+                *(cell for way in analyses for cell in _difference(getattr(contrast.analyses, way))),
+                *_effect(contrast.analyses.paired),
+                contrast.verdict,
+            )
+            for contrast in comparison.contrasts
+        ),
     )
 
 
-def _cells(row: dict[str, Any]) -> tuple[str | None, ...]:
-    if "mean" not in row:
-        return "failed", None, None, None, None, None
-    error = "" if row["standard_error"] is None else f" ± {100 * row['standard_error']:.2f}"
-    mean = f"{100 * row['mean']:.2f}{error}"
-    if "p_value" not in row:
-        return mean, None, None, None, None, None
-    low, high = row["interval"]
-    small, large = map(float, row["effect_interval"])
+def _mean(summary: Summary | None) -> str | None:
+    if summary is None:
+        return None
+    error = "" if summary.standard_error is None else f" ± {100 * summary.standard_error:.2f}"
+    return f"{100 * summary.mean:.2f}{error}"
+
+
+def _difference(difference: Difference | None) -> tuple[str | None, str | None, str | None]:
+    if difference is None:
+        return None, None, None
+    interval = difference.simultaneous_interval
     return (
-        mean,
-        f"{100 * row['mean_difference']:+.2f}",
-        f"{100 * low:+.2f} to {100 * high:+.2f}",
-        f"{float(row['effect_size']):+.2f}",
-        f"{small:+.2f} to {large:+.2f}",
-        p_value(row["adjusted_p"]),
+        f"{100 * difference.mean:+.2f}",
+        None if interval is None else f"{100 * interval[0]:+.2f} to {100 * interval[1]:+.2f}",
+        sentences.p_value(difference.adjusted_p),
     )
+
+
+def _effect(difference: Difference | None) -> tuple[str | None, str | None]:
+    if difference is None or difference.effect_size is None or difference.effect_interval is None:
+        return None, None
+    low, high = difference.effect_interval
+    return f"{difference.effect_size:+.2f}", f"{low:+.2f} to {high:+.2f}"

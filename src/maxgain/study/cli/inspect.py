@@ -85,7 +85,8 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
         screen.show(line)
     folder = options.out or options.run or Path()
     peaks = {part: largest(rows) for part, rows in content["gains"].items()}
-    drawn = figures.gains_beside_norms(content["norms"]["2"], peaks)
+    finite = subject.bound if subject.bound is not None and math.isfinite(subject.bound) else None
+    drawn = figures.gains_beside_norms(content["norms"]["2"], peaks, title=subject.title, bound=finite)
     paths = figures.save(drawn, folder, "inspect")
     write_json(folder / "inspect.json", content)
     steps = {} if options.run is None else {typed("gains", options.run): "the whole distribution of the gains, drawn"}

@@ -15,7 +15,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from .. import codec
+from ..cost import LONG
 from ..tables import Table
+from ..wording import duration
 from .progress import Bars
 
 WIDTH_OF_A_FILE = 160
@@ -53,6 +55,15 @@ class Screen:
         else:
             text = wrapped(what, self.console.width) if self.console.is_terminal else what
             self.console.print(text, highlight=False, soft_wrap=True)
+
+    def warn_of_wait(self, seconds: float) -> None:
+        """Says that a CPU will need hours, where it will, and what would be quick."""
+        if seconds > LONG:
+            self.show(
+                f"note: this takes {duration(seconds)} on this CPU. A GPU (--device cuda) needs a small part of that; "
+                f"quick on a CPU are '{typed('train', 'digits', '--regulariser', 'maxgain')}', and here --network mlp "
+                "with a few --epochs."
+            )
 
     def end(self, files: Sequence[Path] = (), steps: Mapping[str, str] | None = None) -> None:
         """Says which files were written and what to type next, each command with what it is for."""

@@ -14,6 +14,8 @@ from rich.progress import Progress
 
 from maxgain.errors import MissingExtraError
 
+from ..cost import training_seconds
+from ..evaluate import to_float
 from ..recipes import Recipe, run_name
 from ..regularisers import spelt, with_gamma
 from ..runs import Place, Watcher, perform
@@ -58,7 +60,7 @@ def run(options: Options, screen: Screen) -> Result:
     out = options.out or Path("runs") / run_name(recipe)
     screen.show(f"{recipe.name}: {recipe.network}, {spelt(recipe.chosen)}, {counted(recipe.epochs, 'epoch')} → {out}")
     with screen.progress() as progress, _board(out, options.tensorboard) as board:
-        watcher = together(_resumption(options, screen), progress_watcher(progress, recipe), board)
+        watcher = together(_resumption(options, screen), _patience(screen), progress_watcher(progress, recipe), board)
         place = Place(out, options.data, options.device, options.checkpoint_seconds)
         result = perform(recipe, place, resume=options.resume, watcher=watcher)
     if result["note"]:
@@ -150,6 +152,21 @@ def _resumption(options: Options, screen: Screen) -> Watcher:
             screen.show(f"going on after {training.epoch} of {training.recipe.epochs} epochs")
         elif options.resume:
             screen.show("there is no checkpoint yet: starting from the beginning")
+
+    return Watcher(started=started)
+
+
+def _patience(screen: Screen) -> Watcher:
+    """Says before the first step where it would take hours."""
+
+    def started(training: Training) -> None:
+        if training.device.type != "cpu":
+            return
+        images = training.steps_per_epoch * training.batch_size
+        epochs = training.recipe.epochs - training.epoch
+        example = to_float(training.images[:1])
+        steps = epochs * training.steps_per_epoch
+        screen.warn_of_wait(training_seconds(training.model, example, epochs * images, steps))
 
     return Watcher(started=started)
 

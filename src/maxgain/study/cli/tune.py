@@ -13,7 +13,7 @@ from rich.progress import Progress
 from maxgain.errors import RecipeError, RunError
 
 from ..compare import tune
-from ..compare.tuning_rule import RULE, Grid, Point, Tried, best, dimensions, expect_used
+from ..compare.tuning_rule import RULE, Grid, Point, Trial, best, dimensions, refuse_unused
 from ..compare.workers import process_count
 from ..files import write_json
 from ..recipes import Recipe, to_json
@@ -99,7 +99,7 @@ def _search(options: Options) -> tune.Search:
     (regulariser,) = with_gamma([options.recipe.regulariser], options.gamma)
     recipe = replace(options.recipe, regulariser=regulariser)
     grids = [Grid.parsed(text) for text in options.grid]
-    expect_used(grids, [recipe.regulariser])
+    refuse_unused(grids, [recipe.regulariser])
     return tune.Search(
         recipe=recipe,
         space=dimensions(recipe.regulariser, grids),
@@ -114,15 +114,15 @@ def _search(options: Options) -> tune.Search:
 def _teller(progress: Progress, size: int) -> Any:
     task = progress.add_task("tuning", total=size, status="")
 
-    def told(curve: list[Tried]) -> None:
+    def on_change(curve: list[Trial]) -> None:
         leader = best(curve)
         status = f"best so far {_spelt(leader['values'])}: {leader['validation_accuracy']:.2%}" if leader else ""
         progress.update(task, completed=len(curve), status=status)
 
-    return told
+    return on_change
 
 
-def _tuned(search: tune.Search, curve: list[Tried], chosen: Tried) -> dict[str, Any]:
+def _tuned(search: tune.Search, curve: list[Trial], chosen: Trial) -> dict[str, Any]:
     counts = Counter(row["status"] for row in curve)
     scores = {name: value for name, value in chosen.items() if name.endswith(("_accuracy", "_loss"))}
     return {
@@ -137,7 +137,7 @@ def _tuned(search: tune.Search, curve: list[Tried], chosen: Tried) -> dict[str, 
     }
 
 
-def _table(curve: list[Tried], search: tune.Search, chosen: Tried | None) -> Table:
+def _table(curve: list[Trial], search: tune.Search, chosen: Trial | None) -> Table:
     return Table(
         f"{search.recipe.name}, {search.recipe.regulariser}: chosen on the validation part",
         (

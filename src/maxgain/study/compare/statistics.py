@@ -1,14 +1,15 @@
-"""Whether one regulariser is better than another, or only luckier: the paper's protocol as pure functions on arrays.
+"""Whether one regulariser is better than another, or only luckier: tests of differences, as pure functions on arrays.
 
-Two regularisers are compared on the same folds (or seeds), so the differences of their scores are tested, pair by
-pair, against zero; several comparisons with one baseline share their risk of a false alarm by Holm's correction.
-Scores are accuracies as fractions, and more is better.
+Two regularisers are compared on the same folds (or seeds). Two analyses of that are here: a paired test per contrast,
+which assumes least, and an additive model of all rows with one pooled error, which sees smaller differences. Scores
+are accuracies as fractions, and more is better. What cannot be known is None: a difference without any spread, or from
+one pair alone, has no p-value, and certainly not 0.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,11 +18,19 @@ from scipy import optimize, stats
 from maxgain.errors import RecordError
 
 ALPHA = 0.05
-"""A difference is called significant if chance alone shows one as large less often than this."""
+"""A difference is called established if chance alone shows one as large less often than this."""
 
 DISJOINT_FOLDS = "paired t-test on disjoint folds"
 ONE_SPLIT = "paired t-test over seeds on one split (says nothing about other data)"
 OVERLAPPING = "Nadeau–Bengio corrected t-test (training sets overlap)"
+WELCH = "Welch's t-test, unpaired"
+
+Interval = tuple[float, float]
+Pair = tuple[str, str]
+"""Two rows, of which the first is expected to be the better one."""
+Scores = Mapping[str, Mapping[int, float]]
+"""Accuracies by row, and then by fold or seed."""
+Verdict = Literal["established", "reversed", "equivalent", "inconclusive"]
 
 
 @dataclass(frozen=True)
@@ -34,66 +43,64 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class PairedTest:
-    """What the paired differences a - b say about a population in which they are zero on average.
+class Design:
+    """What the runs of a comparison have in common, which decides how their differences are tested."""
+
+    over: Literal["fold", "seed"]
+    overlap: float = 0.0
+    """Test instances per training instance where the runs' training sets overlap, as in cross-validation; else 0."""
+
+    @classmethod
+    def of(cls, over: Literal["fold", "seed"], cross_validation: int | None, train_on: str) -> "Design":
+        """The design of runs on folds (of cross-validation, where there is a number of them) or with several seeds.
+
+        In cross-validation a run is tested on one fold; one more is held out if the run was not trained on it too.
+        """
+        if over == "seed" or cross_validation is None:
+            return cls(over)
+        return cls(over, 1 / (cross_validation - (1 if train_on == "train+validation" else 2)))
+
+    @property
+    def paired_method(self) -> str:
+        """The name of the paired test."""
+        return ONE_SPLIT if self.over == "seed" else OVERLAPPING if self.overlap else DISJOINT_FOLDS
+
+    @property
+    def pooled_method(self) -> str:
+        """The name of the additive model."""
+        corrected = ", Nadeau–Bengio corrected (training sets overlap)" if self.overlap else ""
+        return f"accuracy ~ row + {self.over}, pooled error{corrected}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much better one row is than another, and how sure that is; None for what is undefined.
 
     `effect_size` is the mean difference in units of the differences' standard deviation (Cohen's d_z) with Hedges'
     exact correction, without which ten folds overstate it by 9 %; for two pairs no correction exists and none is made.
     `effect_interval` holds the true effect size with 95 % confidence; it comes from the noncentral t distribution and
-    needs no correction. Differences that are all equal, but not zero, give an infinite `t` and effect size of their
-    sign and p = 0: there is no spread to judge them by. If all are zero, t = 0 and p = 1.
+    needs no correction. Paired tests alone have them.
     """
 
-    mean_difference: float
-    standard_error: float
-    t: float
-    degrees: int
-    p_value: float
-    interval: tuple[float, float]
-    """Holds the true mean difference with 95 % confidence."""
-    effect_size: float
-    effect_interval: tuple[float, float]
+    mean: float
+    n: int
+    """The number of pairs."""
     method: str
     """The test's name in words."""
-
-
-@dataclass(frozen=True)
-class Overlap:
-    """What the runs behind the scores have in common, where they are not runs on disjoint folds.
-
-    `test_fraction_ratio` is the number of test instances per training instance of a run where each run has drawn its
-    own training set from the same data (1 / (k - 1) in k-fold cross-validation). It is None where all runs have one
-    and the same split and differ in their seed only.
-    """
-
-    test_fraction_ratio: float | None = None
-
-
-def overlap(over: str, config: Mapping[str, Any]) -> Overlap | None:
-    """What runs of this configuration have in common that are paired over their 'fold' or their 'seed'.
-
-    In cross-validation a run is tested on one fold; one more is held out if the run was not trained on it too.
-    """
-    if over == "seed":
-        return Overlap()
-    folds = config.get("cross_validation")
-    if folds is None:
-        return None
-    return Overlap(1 / (folds - (1 if config["train_on"] == "train+validation" else 2)))
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of a comparison. The baseline's own row has no test, nor has any where each has one run only."""
-
-    regulariser: str
-    baseline: str
-    summary: Summary
-    test: PairedTest | None
-    adjusted_p: float | None
-    """The p-value after Holm's correction over all `comparisons` with the baseline."""
-    significant: bool
-    comparisons: int
+    standard_error: float | None = None
+    degrees: float | None = None
+    t: float | None = None
+    p_value: float | None = None
+    interval: Interval | None = None
+    """Holds the true mean difference with 95 % confidence, taken alone."""
+    interval_90: Interval | None = None
+    """The same with 90 %: inside a region of equivalence, it rules out at 5 % that the difference is outside."""
+    effect_size: float | None = None
+    effect_interval: Interval | None = None
+    adjusted_p: float | None = None
+    """After Holm's correction over the family of contrasts."""
+    simultaneous_interval: Interval | None = None
+    """Bonferroni's: all intervals of the family hold their true differences at once with 95 % confidence."""
 
 
 def summary(values: ArrayLike) -> Summary:
@@ -104,160 +111,150 @@ def summary(values: ArrayLike) -> Summary:
     return Summary(float(array.mean()), error, n)
 
 
-def paired_t(a: ArrayLike, b: ArrayLike) -> PairedTest:
-    """Student's t-test of whether the paired differences a - b are zero on average, if the pairs are independent."""
-    return _paired_test(a, b, 0.0, "paired t-test")
+def paired(a: ArrayLike, b: ArrayLike, design: Design) -> Difference:
+    """Student's t-test of whether the paired differences a - b are zero on average.
 
-
-def corrected_t(a: ArrayLike, b: ArrayLike, test_fraction_ratio: float) -> PairedTest:
-    """Nadeau and Bengio's corrected resampled t-test (Machine Learning 52, 2003), for training sets that overlap.
-
-    Overlap makes the pairs alike, so that their spread understates how far their mean may be off. The variance of
-    the mean is taken to be (1/n + test_fraction_ratio) s² instead of s²/n, where the ratio is that of test to
-    training instances.
+    Training sets that overlap make pairs alike, so that their spread understates how far their mean may be off. Nadeau
+    and Bengio (Machine Learning 52, 2003) take the variance of the mean to be (1/n + overlap) s² instead of s²/n.
     """
-    if not 0 < test_fraction_ratio < math.inf:
-        raise RecordError(
-            f"the ratio of test to training instances must be a positive number, not {test_fraction_ratio}."
-        )
-    return _paired_test(a, b, test_fraction_ratio, OVERLAPPING)
-
-
-def holm(p_values: ArrayLike) -> NDArray[np.float64]:
-    """Holm's adjusted p-values, in the order given.
-
-    Calling those below alpha significant keeps the chance of even one false alarm among them below alpha, however
-    the tests depend on each other.
-    """
-    p = np.asarray(p_values, dtype=np.float64)
-    if p.ndim != 1 or not np.all((p >= 0) & (p <= 1)):
-        raise RecordError(f"p-values must be a list of numbers from 0 to 1, not {p_values!r}.")
-    order = np.argsort(p)
-    adjusted = np.empty_like(p)
-    adjusted[order] = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)).clip(max=1.0)
-    return adjusted
-
-
-def compare(scores: Mapping[str, Sequence[float]], baseline: str, overlap: Overlap | None) -> list[Row]:
-    """Every regulariser against the baseline, by the test that suits how the data were split.
-
-    `scores` holds each regulariser's scores, all in the same order of folds or seeds. `overlap` is None for runs on
-    disjoint folds.
-    """
-    if baseline not in scores:
-        raise RecordError(f"the baseline {baseline!r} is not among the regularisers with scores: {', '.join(scores)}.")
-    summaries = {name: summary(values) for name, values in scores.items()}
-    for name, brief in summaries.items():
-        if brief.n != summaries[baseline].n:
-            raise RecordError(
-                f"{name!r} has {brief.n} scores and the baseline {baseline!r} has {summaries[baseline].n}: "
-                "only runs on the same folds or seeds can be paired."
-            )
-    testable = summaries[baseline].n > 1
-    tests = {
-        name: _suitable_test(values, scores[baseline], overlap)
-        for name, values in scores.items()
-        if testable and name != baseline
-    }
-    adjusted = dict(zip(tests, holm([test.p_value for test in tests.values()]).tolist(), strict=True))
-    return [
-        Row(
-            regulariser=name,
-            baseline=baseline,
-            summary=summaries[name],
-            test=tests.get(name),
-            adjusted_p=adjusted.get(name),
-            significant=name in adjusted and adjusted[name] < ALPHA,
-            comparisons=len(tests),
-        )
-        for name in scores
-    ]
-
-
-def compare_pairs(
-    scores: Mapping[str, Mapping[int, float]], baseline: str, overlap: Overlap | None
-) -> tuple[tuple[int, ...], list[Row]]:
-    """`compare` for scores by fold or seed: on those alone where every regulariser has one, which are returned too.
-
-    Where there is none, or no score of the baseline, there are no rows.
-    """
-    pairs = tuple(sorted(set.intersection(*map(set, scores.values())))) if scores else ()
-    paired = {regulariser: [by_number[pair] for pair in pairs] for regulariser, by_number in scores.items()}
-    return pairs, compare(paired, baseline, overlap) if pairs and baseline in paired else []
-
-
-def verdict(row: Row) -> str:
-    """What a row shows, in one sentence that claims no more than the test does."""
-    if row.regulariser == row.baseline:
-        return "the baseline"
-    if row.test is None or row.adjusted_p is None:
-        return "not tested: one run each cannot tell a difference from chance"
-    difference = row.test.mean_difference
-    evidence = _evidence(row.adjusted_p, row.comparisons)
-    if not row.significant:
-        seen = f"the difference of {_points(difference)} points may be chance"
-        if not difference:
-            seen = "no difference" if row.test.standard_error == 0 else "no difference on average"
-        return f"not significant: {seen} ({evidence})"
-    if row.test.standard_error == 0:
-        return (
-            f"significant only formally: all {row.summary.n} pairs differ by the same {_points(difference)} points, "
-            f"so there is no spread to judge them by ({evidence})"
-        )
-    better, size = ("better" if difference > 0 else "worse"), _points(abs(difference)).removeprefix("+")
-    caveat = "; it says nothing about other data" if row.test.method == ONE_SPLIT else ""
-    return f"significant: {better} than {row.baseline} by {size} points ({evidence}){caveat}"
-
-
-def p_value(value: float) -> str:
-    """Three decimals, or as many as it takes not to round across the threshold, and no zero that is none."""
-    if value < 0.001:
-        return "< 0.001"
-    texts = (f"{value:.{decimals}f}" for decimals in range(3, 18))
-    return next(text for text in texts if (float(text) < ALPHA) == (value < ALPHA))
-
-
-def _suitable_test(a: ArrayLike, b: ArrayLike, overlap: Overlap | None) -> PairedTest:
-    if overlap is None:
-        return replace(paired_t(a, b), method=DISJOINT_FOLDS)
-    if overlap.test_fraction_ratio is None:
-        return replace(paired_t(a, b), method=ONE_SPLIT)
-    return corrected_t(a, b, overlap.test_fraction_ratio)
-
-
-def _paired_test(a: ArrayLike, b: ArrayLike, ratio: float, method: str) -> PairedTest:
     first, second = _scores(a), _scores(b)
     n = len(first)
     if len(second) != n:
         raise RecordError(f"only runs on the same folds or seeds can be paired, but there are {n} and {len(second)}.")
-    if n < 2:
-        raise RecordError("a test needs at least two pairs of scores, but there is one: run more folds or seeds.")
     differences = first - second
-    mean = float(differences.mean())
-    # scipy's t is mean / (s / sqrt(n)); the ratio only widens the standard error.
-    inflation = math.sqrt(1 + n * ratio)
-    # 0.8 - 0.7 and 0.7 - 0.6 differ in their last bits only, and no score is measured that finely.
-    rounding = 64 * np.finfo(np.float64).eps * max(np.abs(first).max(), np.abs(second).max())
-    if np.ptp(differences) <= rounding:
-        mean = mean if abs(mean) > rounding else 0.0
-        error, t = 0.0, math.copysign(math.inf, mean) if mean else 0.0
-    else:
-        error = float(differences.std(ddof=1)) / math.sqrt(n) * inflation
-        t = float(stats.ttest_rel(first, second).statistic) / inflation
-    half_width = float(stats.t.ppf(0.975, n - 1)) * error
-    to_effect = math.sqrt(1 / n + ratio)
-    low, high = _noncentrality_interval(t, n - 1)
-    return PairedTest(
-        mean_difference=mean,
-        standard_error=error,
-        t=t,
-        degrees=n - 1,
-        p_value=float(2 * stats.t.sf(abs(t), n - 1)),
-        interval=(mean - half_width, mean + half_width),
-        effect_size=_hedges(n - 1) * t * to_effect,
+    rounding, method = _rounding(first, second), design.paired_method
+    mean = _unless_rounding(float(differences.mean()), rounding)
+    if n < 2 or np.ptp(differences) <= rounding:
+        return Difference(mean, n, method)
+    to_effect = math.sqrt(1 / n + design.overlap)
+    error = float(differences.std(ddof=1)) * to_effect
+    low, high = _noncentrality_interval(mean / error, n - 1)
+    return replace(
+        _tested(mean, error, n - 1, n, method),
+        effect_size=_hedges(n - 1) * mean / error * to_effect,
         effect_interval=(low * to_effect, high * to_effect),
-        method=method,
     )
+
+
+def pooled(scores: Scores, contrasts: Sequence[Pair], design: Design) -> list[Difference | None]:
+    """The contrasts in the model accuracy ~ row + fold (or seed), fitted to all rows by least squares.
+
+    The error variance is pooled over all rows, which gives it many degrees of freedom, and supposes that it is the
+    same in all of them. Runs may be missing anywhere. A contrast is None where no runs tell anything about it. Where
+    training sets overlap, a contrast's variance grows as in Nadeau and Bengio's test, to which this comes for two rows.
+    """
+    rows = [row for row, by_unit in scores.items() if by_unit]
+    units = sorted({unit for row in rows for unit in scores[row]})
+    cells = [(rows.index(row), units.index(unit)) for row in rows for unit in sorted(scores[row])]
+    values = _scores([scores[rows[row]][units[unit]] for row, unit in cells]) if cells else np.empty(0)
+    matrix = np.zeros((len(cells), len(rows) + len(units)))
+    for index, (row, unit) in enumerate(cells):
+        matrix[index, row] = matrix[index, len(rows) + unit] = 1
+    inverse = np.linalg.pinv(matrix)
+    coefficients = inverse @ values
+    residuals = values - matrix @ coefficients
+    degrees = len(cells) - int(np.linalg.matrix_rank(matrix)) if cells else 0
+    spread = degrees > 0 and np.ptp(residuals) > _rounding(values)
+    variance = float(residuals @ residuals) / degrees if spread else None
+
+    def difference(first: str, second: str) -> Difference | None:
+        if first not in rows or second not in rows:
+            return None
+        weights = np.zeros(matrix.shape[1])
+        weights[rows.index(first)], weights[rows.index(second)] = 1, -1
+        of_runs = weights @ inverse
+        if not np.allclose(of_runs @ matrix, weights, atol=1e-9):  # no chain of pairs leads from one to the other
+            return None
+        n = len(set(scores[first]) & set(scores[second]))
+        mean = _unless_rounding(float(of_runs @ values), _rounding(values))
+        if variance is None:
+            return Difference(mean, n, design.pooled_method)
+        error = math.sqrt(variance * (float(of_runs @ of_runs) + 2 * design.overlap))
+        return _tested(mean, error, degrees, n, design.pooled_method)
+
+    return [difference(*contrast) for contrast in contrasts]
+
+
+def welch(a: ArrayLike, b: ArrayLike) -> Difference:
+    """Welch's t-test, which neither pairs the scores nor supposes that both spread alike."""
+    first, second = _scores(a), _scores(b)
+    mean, n = float(first.mean() - second.mean()), min(len(first), len(second))
+    if n < 2 or max(np.ptp(first), np.ptp(second)) <= _rounding(first, second):
+        return Difference(mean, n, WELCH)
+    # By hand, because scipy's warns where one of the two has no spread, which is no reason to worry here.
+    parts = [(float(values.var(ddof=1)) / len(values), len(values) - 1) for values in (first, second)]
+    variance = sum(part for part, _ in parts)
+    degrees = variance**2 / sum(part**2 / free for part, free in parts)
+    return _tested(mean, math.sqrt(variance), degrees, n, WELCH)
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Holm's adjusted p-values, in the order given. An undefined one stays so, and costs the others nothing.
+
+    Calling those below alpha significant keeps the chance of even one false alarm among them below alpha, however
+    the tests depend on each other.
+    """
+    known = [place for place, value in enumerate(p_values) if value is not None]
+    p = np.array([p_values[place] for place in known], dtype=np.float64)
+    if not np.all((p >= 0) & (p <= 1)):
+        raise RecordError(f"p-values must be numbers from 0 to 1, or None, not {p_values!r}.")
+    adjusted: list[float | None] = [None] * len(p_values)
+    order = np.argsort(p, kind="stable")
+    steps = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)).clip(max=1.0)
+    for place, value in zip(order, steps, strict=True):
+        adjusted[known[place]] = float(value)
+    return adjusted
+
+
+def as_family(differences: Sequence[Difference | None]) -> list[Difference | None]:
+    """The differences with what they are worth together: Holm's p-values and Bonferroni's simultaneous intervals."""
+    p_values = [None if difference is None else difference.p_value for difference in differences]
+    size = sum(value is not None for value in p_values)
+    return [
+        difference
+        if difference is None or adjusted is None
+        else replace(difference, adjusted_p=adjusted, simultaneous_interval=_interval(difference, ALPHA / size))
+        for difference, adjusted in zip(differences, holm(p_values), strict=True)
+    ]
+
+
+def equivalent(difference: Difference, rope: float | None) -> bool:
+    """Whether the difference lies within ±rope at 5 % (two one-sided tests): its 90 % interval is inside."""
+    if rope is None or difference.interval_90 is None:
+        return False
+    low, high = difference.interval_90
+    return -rope < low and high < rope
+
+
+def verdict(difference: Difference | None, rope: float | None) -> Verdict:
+    """What a difference shows, in one word. 'Inconclusive' is no proof of equality: only 'equivalent' is."""
+    if difference is None or difference.p_value is None:
+        return "inconclusive"
+    p = difference.p_value if difference.adjusted_p is None else difference.adjusted_p
+    if p < ALPHA:
+        return "established" if difference.mean > 0 else "reversed"
+    return "equivalent" if equivalent(difference, rope) else "inconclusive"
+
+
+def _tested(mean: float, error: float, degrees: float, n: int, method: str) -> Difference:
+    t = mean / error
+    tested = Difference(
+        mean=mean,
+        n=n,
+        method=method,
+        standard_error=error,
+        degrees=degrees,
+        t=t,
+        p_value=float(2 * stats.t.sf(abs(t), degrees)),
+    )
+    return replace(tested, interval=_interval(tested, ALPHA), interval_90=_interval(tested, 2 * ALPHA))
+
+
+def _interval(difference: Difference, risk: float) -> Interval:
+    """Holds the true mean difference but for this risk."""
+    assert difference.standard_error is not None
+    half_width = float(stats.t.isf(risk / 2, difference.degrees)) * difference.standard_error
+    return difference.mean - half_width, difference.mean + half_width
 
 
 def _hedges(degrees: int) -> float:
@@ -267,7 +264,7 @@ def _hedges(degrees: int) -> float:
     return math.exp(math.lgamma(degrees / 2) - math.lgamma((degrees - 1) / 2)) / math.sqrt(degrees / 2)
 
 
-def _noncentrality_interval(t: float, degrees: int) -> tuple[float, float]:
+def _noncentrality_interval(t: float, degrees: int) -> Interval:
     """The noncentralities d for which an observed t is neither in the upper nor in the lower 2.5 % of its distribution.
 
     They are the quantiles of t·S - Z, with S² a chi-square over its degrees of freedom and Z standard normal.
@@ -290,6 +287,17 @@ def _noncentrality_interval(t: float, degrees: int) -> tuple[float, float]:
     return low, high
 
 
+def _rounding(*scores: NDArray[np.float64]) -> float:
+    """Scores that differ by less are equal: 0.8 - 0.7 and 0.7 - 0.6 differ in their last bits only."""
+    return float(
+        64 * np.finfo(np.float64).eps * max((np.abs(values).max() for values in scores if len(values)), default=0)
+    )
+
+
+def _unless_rounding(mean: float, rounding: float) -> float:
+    return mean if abs(mean) > rounding else 0.0
+
+
 def _scores(values: ArrayLike) -> NDArray[np.float64]:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or array.size == 0:
@@ -298,18 +306,3 @@ def _scores(values: ArrayLike) -> NDArray[np.float64]:
         place = int(np.flatnonzero(~np.isfinite(array))[0])
         raise RecordError(f"score {place + 1} of {array.size} is {array[place]}: a failed run has no score to test.")
     return array
-
-
-def _points(difference: float) -> str:
-    """A difference of accuracies in percentage points, to the first decimal that shows it, but at most three."""
-    texts = [f"{100 * difference:+.{decimals}f}" for decimals in (1, 2, 3)]
-    return next((text for text in texts if float(text)), texts[-1])
-
-
-def _evidence(p: float, comparisons: int) -> str:
-    corrected = f", Holm-corrected over {comparisons} comparisons" if comparisons > 1 else ""
-    if p < 0.001:
-        return f"p < 0.001{corrected}"
-    # Two digits, or as many as it takes not to round across the threshold.
-    texts = (f"{p:.{digits}g}" for digits in range(2, 18))
-    return f"p = {next(text for text in texts if (float(text) < ALPHA) == (p < ALPHA))}{corrected}"

@@ -29,7 +29,7 @@ from ..recipes import Recipe, key
 from ..regularisers import filled
 from ..runs import CHECKPOINT, Place, Watcher, perform, read_metrics
 from ..schema import score
-from .tuning_rule import Dimension, Point, Tried, points, rounded
+from .tuning_rule import Dimension, Point, Trial, points, rounded
 from .workers import CHECKPOINT_SECONDS, data_for, in_processes
 
 
@@ -75,26 +75,26 @@ class Search:
         return replace(self.recipe, regulariser=filled(self.recipe.regulariser, point))
 
 
-def run(search: Search, processes: int, told: Callable[[list[Tried]], None] = lambda curve: None) -> list[Tried]:
-    """Searches to the end, from wherever the search stands, and returns its curve; `told` of it after every trial."""
+def run(search: Search, processes: int, on_change: Callable[[list[Trial]], None] = lambda curve: None) -> list[Trial]:
+    """Search to the end, from wherever the search stands, and return its curve, which `on_change` sees grow."""
     with alone_in(search.folder):
         study, searcher = _study(search), _searcher(search.folder)
         _recover(study, search, searcher)
-        told(curve(study))
+        on_change(curve(study))
         trials = _proposals(study, search, searcher)
         work = partial(_perform, search=search)
         with closing(in_processes(work, trials, min(processes, search.size))) as outcomes:
             for trial, outcome in outcomes:
                 _tell(study, trial, outcome)
-                told(curve(study))
+                on_change(curve(study))
         return curve(study)
 
 
-def curve(study: optuna.Study) -> list[Tried]:
+def curve(study: optuna.Study) -> list[Trial]:
     """What every point came to, in the order of their values; a point that was tried again counts once."""
     ended = {TrialState.FAIL: "failed", TrialState.PRUNED: "pruned", TrialState.COMPLETE: "complete"}
     trials = study.get_trials(deepcopy=False, states=tuple(ended))
-    rows: dict[str, Tried] = {}
+    rows: dict[str, Trial] = {}
     for trial in sorted(trials, key=lambda trial: list(ended).index(trial.state)):
         if "point" in trial.user_attrs:
             row = {"values": trial.user_attrs["point"], "status": ended[trial.state]}
@@ -202,7 +202,7 @@ def _proposals(study: optuna.Study, search: Search, searcher: str) -> Iterator[o
         yield trial
 
 
-def _perform(trial: optuna.Trial, search: Search) -> Tried:
+def _perform(trial: optuna.Trial, search: Search) -> Trial:
     """What a trial comes to. Its folder belongs to its point, so a trial that takes up a point goes on with its run."""
     recipe = search.recipe_at(trial.user_attrs["point"])
     place = Place(search.folder, search.data, search.device, CHECKPOINT_SECONDS, has_test=False).of(recipe)
@@ -234,7 +234,7 @@ def _perform(trial: optuna.Trial, search: Search) -> Tried:
     return {"status": "complete", "epochs": recipe.epochs} | scores
 
 
-def _tell(study: optuna.Study, trial: optuna.Trial, outcome: Tried) -> None:
+def _tell(study: optuna.Study, trial: optuna.Trial, outcome: Trial) -> None:
     status = outcome.pop("status")
     trial.set_user_attr("outcome", outcome)
     if status == "complete":

@@ -19,11 +19,12 @@ from ..regularisers import Chosen, parse
 from ..wording import nearest
 
 RULE = "best validation accuracy, then lowest validation loss, then smallest numbers"
-SMALL_GRID = 4
+BUDGET = 9
+"""How many runs a row's numbers are chosen with by default: nine values of one number, or three of each of two."""
 
 Point = dict[str, float]
 """A number for each tuned regulariser, by the regulariser's name."""
-Tried = dict[str, Any]
+Trial = dict[str, Any]
 """What a point came to: its values, its status ('complete', 'pruned' or 'failed'), its scores or its error."""
 
 
@@ -83,8 +84,8 @@ def dimensions(regulariser: str, grids: Sequence[Grid] = ()) -> tuple[Dimension,
     return tuple(_gridded(part, grid.values) for part, grid in pairs)
 
 
-def expect_used(grids: Sequence[Grid], regularisers: Sequence[str]) -> None:
-    """Refuses a grid of a number that no regulariser leaves open."""
+def refuse_unused(grids: Sequence[Grid], regularisers: Sequence[str]) -> None:
+    """Refuse a grid of a number that no regulariser leaves open."""
     for grid in grids:
         if not any(grid.names(part) for text in regularisers for part in _open_parts(text)):
             meant = nearest(
@@ -94,12 +95,17 @@ def expect_used(grids: Sequence[Grid], regularisers: Sequence[str]) -> None:
             raise RecipeError(f"there is no {grid.name!r} to choose in {' or '.join(regularisers)}{hint}")
 
 
-def small_grid(dimension: Dimension) -> Dimension:
-    """The dimension with a few values over its whole range, unless it has a grid: for tuning every fold anew."""
-    if dimension.values:
-        return dimension
-    values = np.geomspace(dimension.low, dimension.high, SMALL_GRID)
-    return replace(dimension, values=tuple(float(f"{value:.2g}") for value in values))
+def within_budget(space: Sequence[Dimension], budget: int) -> tuple[Dimension, ...]:
+    """The dimensions with values to try, exactly `budget` points in all; where grids say what to try, just those.
+
+    So a regulariser with two numbers gets as many tuning runs as one with a single number, and fewer values of each.
+    """
+    if any(dimension.values for dimension in space):
+        return tuple(space)
+    return tuple(
+        replace(dimension, values=_spread(dimension, size))
+        for dimension, size in zip(space, _sizes(len(space), budget), strict=True)
+    )
 
 
 def points(space: Sequence[Dimension]) -> list[Point]:
@@ -108,10 +114,10 @@ def points(space: Sequence[Dimension]) -> list[Point]:
     return [dict(zip((dimension.regulariser for dimension in space), values, strict=True)) for values in combinations]
 
 
-def best(rows: Iterable[Tried]) -> Tried | None:
+def best(rows: Iterable[Trial]) -> Trial | None:
     """The row to choose by the rule, if any is complete."""
 
-    def rank(row: Tried) -> tuple[float, float, list[float]]:
+    def rank(row: Trial) -> tuple[float, float, list[float]]:
         loss = math.inf if row["validation_loss"] is None else row["validation_loss"]  # as where it is not a number
         return -row["validation_accuracy"], loss, list(row["values"].values())
 
@@ -121,6 +127,20 @@ def best(rows: Iterable[Tried]) -> Tried | None:
 def rounded(value: float) -> float:
     """The number as a regulariser's text holds it, so that what is reported is what was trained."""
     return float(f"{value:g}")
+
+
+def _sizes(count: int, budget: int) -> list[int]:
+    """How many values each of `count` numbers gets, as evenly as can be, so that their product is the budget."""
+    sizes: list[int] = []
+    for left in range(count, 0, -1):
+        sizes.insert(0, max(size for size in range(1, budget + 1) if budget % size == 0 and size**left <= budget))
+        budget //= sizes[0]
+    return sizes
+
+
+def _spread(dimension: Dimension, size: int) -> tuple[float, ...]:
+    values = np.geomspace(dimension.low, dimension.high, size)
+    return tuple(float(f"{value:.2g}") for value in values)
 
 
 def _open_parts(regulariser: str) -> list[Chosen]:

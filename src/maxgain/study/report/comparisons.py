@@ -1,104 +1,71 @@
-"""What records show: which runs can be compared, how the comparison ends, and that in words.
+"""Which comparisons a folder of records holds: those that were asked for, or else those that the records make possible.
 
-It follows from the records alone, whatever order they were written in.
+It follows from the folder alone, whatever order its records were written in.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 
-from maxgain.errors import RecordError
+from maxgain.errors import FileError, RecordError
 
-from ..compare import statistics
+from ..compare.comparison import Comparison, compare
+from ..compare.question import Over, Planned, Question, against, remembered
 from ..compare.records import Record, Records
-from ..compare.statistics import Row
-from ..schema import score as score_of
-from ..wording import unknown
+from ..schema import score
+from ..wording import clause, unknown
 
 VARIED = ("regulariser", "seed", "fold")
 """What the runs of one recipe may differ in and still be compared."""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Runs that differ in their regulariser and in their fold or seed alone, and what the statistics make of them."""
+def comparisons(found: Records, asked: Sequence[Question] = (), baseline: str | None = None) -> dict[str, Comparison]:
+    """The comparisons by name: the answers to what was asked, the newest first, or to what can be asked of the records.
 
-    name: str
-    runs: tuple[Record, ...]
-    """In the order of the regularisers and then of the folds or seeds."""
-    failed: tuple[Record, ...]
-    over: str
-    """What makes a pair of two runs: that they have the same 'fold', or the same 'seed'."""
-    baseline: str
-    score: str
-    """What is compared: test_accuracy, or validation_accuracy where not all runs were tested."""
-    scores: Mapping[str, Mapping[int, float]]
-    """By regulariser, the baseline first, and by fold or seed."""
-    pairs: tuple[int, ...]
-    """The folds or seeds where every regulariser has a score: what the rows are about."""
-    rows: tuple[Row, ...]
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The folds or seeds where any regulariser has a score."""
-        return tuple(sorted(set().union(*self.scores.values())))
-
-    @property
-    def dataset(self) -> str:
-        """What was trained on."""
-        return str(self.runs[0]["config"].get("dataset", self.runs[0]["recipe"]))
-
-    @property
-    def test(self) -> str | None:
-        """The name of the test, where one was made."""
-        return next((row.test.method for row in self.rows if row.test), None)
-
-    def of(self, regulariser: str) -> tuple[Record, ...]:
-        """The runs of a regulariser."""
-        return tuple(run for run in self.runs if run["regulariser"] == regulariser)
-
-
-@dataclass(frozen=True)
-class Words:
-    """A comparison in honest sentences."""
-
-    outcome: str
-    """What is shown and what is not, first of all."""
-    design: str
-    """What was compared, and how it was tested."""
-    gaps: tuple[str, ...]
-    """What is missing, and what a reader has to know about the data."""
-
-
-def comparisons(records: Records, baseline: str | None = None) -> list[Comparison]:
-    """The records' comparisons, one for every recipe and every way of carrying it out.
-
-    The baseline is the one named; where that was not run, it is 'none', or else the first in the alphabet.
+    With a baseline, everything is compared with that instead of by the contrasts that were asked for.
     """
-    known = {run["regulariser"] for run in records.runs}
+    questions = list(asked)[::-1] or list(possible(found))
+    known = {name for question in questions for name in question.rows}
     if baseline is not None and baseline not in known:
         raise RecordError(unknown("regulariser in the records called", baseline, sorted(known)))
+    if baseline is not None:
+        questions = [
+            replace(question, contrasts=against(baseline, list(question.rows)))
+            if baseline in question.rows
+            else question
+            for question in questions
+        ]
+    answers = [compare(question, found) for question in questions]
+    return dict(zip(_names(answers), answers, strict=True))
+
+
+def questions_in(folder: Path) -> tuple[list[Question], list[str]]:
+    """What was asked in a folder, and what cannot be read of it, in words."""
+    try:
+        return remembered(folder), []
+    except FileError as error:
+        return [], [f"{clause(error)}: shown are the comparisons that the records make possible"]
+
+
+def possible(found: Records) -> Iterator[Question]:
+    """Questions that records answer of which nobody knows what they were made for.
+
+    There is one for every recipe and every way of carrying it out: over the folds, where there are several, else over
+    the seeds. Everything is compared with 'none', or else with the first in the alphabet.
+    """
     ways: dict[str, list[Record]] = {}
-    for run in sorted(records.runs, key=_way):
+    for run in sorted((*found.runs, *found.failed), key=_way):
         ways.setdefault(_way(run), []).append(run)
-    designs = [(way, *design) for way, runs in ways.items() for design in _designs(runs)]
-    return [
-        _comparison(
-            name=name,
-            runs=runs,
-            failed=[run for run in records.failed if _way(run) == way and _belongs(run, over, held)],
-            over=over,
-            baseline=baseline,
-        )
-        for name, (way, over, held, runs) in zip(_names(designs), designs, strict=True)
-    ]
-
-
-def in_words(comparison: Comparison) -> Words:
-    """What a comparison shows, for somebody who reads nothing else."""
-    return Words(_outcome(comparison), f"{_what(comparison)} {_how(comparison)}".strip(), tuple(_gaps(comparison)))
+    for runs in ways.values():
+        folds = {run["config"].get("fold") for run in runs} - {None}
+        if len(folds) > 1:
+            yield _question("fold", [run for run in runs if run["config"].get("fold") is not None])
+        for fold in {None} | (folds if len(folds) == 1 else set()):
+            if seeds := [run for run in runs if run["config"].get("fold") == fold]:
+                yield _question("seed", seeds)
 
 
 def _way(run: Record) -> str:
@@ -107,130 +74,62 @@ def _way(run: Record) -> str:
     return json.dumps([run["recipe"], settings], sort_keys=True)
 
 
-Design = tuple[str, int | None, list[Record]]
-
-
-def _designs(runs: Sequence[Record]) -> Iterator[Design]:
-    """How runs can be paired: over the folds, with one seed; or over the seeds, on one fold or on all the data.
-
-    Runs that have no others to be paired with are given as what they are, seeds of which there is one.
-    """
-    paired: set[str] = set()
-    for over, held in (("fold", "seed"), ("seed", "fold")):
-        for value in dict.fromkeys(run["config"].get(held) for run in runs):
-            chosen = [run for run in runs if _belongs(run, over, value)]
-            numbers = {run["config"].get(over) for run in chosen}
-            alone = over == "seed" and any(run["key"] not in paired for run in chosen)
-            if len(numbers) > 1 or alone:
-                paired |= {run["key"] for run in chosen}
-                yield over, value, chosen
-
-
-def _belongs(run: Record, over: str, held: int | None) -> bool:
-    config = run["config"]
-    return config.get("seed" if over == "fold" else "fold") == held and config.get(over) is not None
-
-
-def _names(designs: Sequence[tuple[str, str, int | None, list[Record]]]) -> list[str]:
-    """The recipes' names, with whatever tells two comparisons of a recipe apart."""
-    described = []
-    for _, over, held, runs in designs:
-        settings = {name: value for name, value in runs[0]["config"].items() if name not in VARIED}
-        other = {} if held is None else {"seed" if over == "fold" else "fold": held}
-        described.append((runs[0]["recipe"], settings | {"over": f"{over}s"} | other))
-    names = []
-    for recipe, settings in described:
-        rivals = [other for name, other in described if name == recipe]
-        telling = [f"{name.replace('_', ' ')} {value}" for name, value in settings.items() if any(
-            other.get(name) != value for other in rivals
-        )]  # fmt: skip
-        names.append(f"{recipe} ({', '.join(telling)})" if telling else recipe)
-    return names
-
-
-def _comparison(
-    name: str, runs: Sequence[Record], failed: Sequence[Record], over: str, baseline: str | None
-) -> Comparison:
-    newest = {(run["regulariser"], run["config"][over]): run for run in runs}  # a search may have chosen anew
-    runs = list(newest.values())
-    score = "test_accuracy" if all(run.get("test_accuracy") is not None for run in runs) else "validation_accuracy"
-    regularisers = sorted({run["regulariser"] for run in runs})
-    usual = "none" if "none" in regularisers else regularisers[0]
-    against = baseline if baseline is not None and baseline in regularisers else usual
-    regularisers.sort(key=lambda regulariser: regulariser != against)
-    ordered = sorted(runs, key=lambda run: (regularisers.index(run["regulariser"]), run["config"][over]))
-    scores: dict[str, dict[int, float]] = {regulariser: {} for regulariser in regularisers}
-    for run in ordered:
-        if (value := score_of(run, score)) is not None:
-            scores[run["regulariser"]][run["config"][over]] = value
-    pairs, rows = statistics.compare_pairs(scores, against, statistics.overlap(over, runs[0]["config"]))
-    return Comparison(name, tuple(ordered), tuple(failed), over, against, score, scores, pairs, tuple(rows))
-
-
-# Words
-
-
-def _outcome(comparison: Comparison) -> str:
-    if len(comparison.scores) < 2:
-        return "One regulariser alone: there is nothing to compare it with."
-    if not comparison.pairs:
-        return f"Nothing can be compared: no {comparison.over} has a score of every regulariser."
-    if comparison.test is None:
-        return "One run each cannot tell a difference from chance: nothing was tested."
-    # Differences without any spread are significant in form only, as their verdict says, and no finding.
-    tests = {row.regulariser: row.test for row in comparison.rows if row.significant and row.test}
-    sizes = {name: test.mean_difference for name, test in tests.items() if test.standard_error > 0}
-    better = [name for name, size in sizes.items() if size > 0]
-    worse = [name for name, size in sizes.items() if size < 0]
-    found = [
-        f"{_listed(names)} {'is' if len(names) == 1 else 'are'} significantly {how} than {comparison.baseline}"
-        for names, how in ((better, "better"), (worse, "worse"))
-        if names
-    ]
-    if not found:
-        return f"No regulariser differs significantly from {comparison.baseline}: the order in the table may be chance."
-    rest = len(comparison.rows) - 1 - len(sizes)
-    return f"{', and '.join(found)}{'; no other difference is significant' if rest else ''}."
-
-
-def _what(comparison: Comparison) -> str:
-    part = "test set" if comparison.score == "test_accuracy" else "validation set, for not all runs were tested"
-    count = len(comparison.pairs)
-    cut = comparison.runs[0]["config"].get("cross_validation")
-    folds = "disjoint folds" if cut is None else "folds of cross-validation, whose training parts overlap"
-    where = {"fold": f"the same {count} {folds}", "seed": f"the same {count} seeds on one split"}
-    names = list(comparison.scores)
-    many = f"{len(names)} regularisers" if len(names) > 1 else f"The regulariser {names[0]}"
-    on = where[comparison.over] if count > 1 else "one run each"
-    return f"{many} on {comparison.dataset}, {on}; the score is the accuracy on the {part}."
-
-
-def _how(comparison: Comparison) -> str:
-    if comparison.test is None:
-        return ""
-    count = next(row.comparisons for row in comparison.rows if row.test)
-    corrected = f", with Holm's correction over {count} comparisons" if count > 1 else ""
-    return (
-        f"Each is tested against {comparison.baseline}: {comparison.test}{corrected}. "
-        f"Significant means p < {statistics.ALPHA:g}."
+def _question(over: Over, runs: Sequence[Record]) -> Question:
+    names = _row_names(runs)
+    order = sorted(set(names.values()), key=lambda name: (name != "none", name))
+    rows = {name: tuple(_planned(run) for run in _sorted(runs) if names[run["key"]] == name) for name in order}
+    config = runs[0]["config"]
+    done = [run for run in runs if run["status"] == "ok"]
+    tested = all(score(run, "test_accuracy") is not None for run in done)
+    return Question(
+        recipe=runs[0]["recipe"],
+        dataset=str(config.get("dataset", runs[0]["recipe"])),
+        over=over,
+        rows=rows,
+        contrasts=against(order[0], order),
+        train_on=config.get("train_on", "train"),
+        cross_validation=config.get("cross_validation"),
+        score="test_accuracy" if tested else "validation_accuracy",
     )
 
 
-def _gaps(comparison: Comparison) -> Iterator[str]:
-    for number in comparison.numbers:
-        missing = [name for name, values in comparison.scores.items() if number not in values]
-        if missing:
-            yield (
-                f"Left out for all, so that every difference is paired: {comparison.over} {number}, "
-                f"where there is no score of {_listed(missing)}."
-            )
-    if comparison.failed:
-        tried = len(comparison.runs) + len(comparison.failed)
-        yield f"{len(comparison.failed)} of {tried} runs failed and have no score."
-    for note in dict.fromkeys(run["note"] for run in comparison.runs if run.get("note")):
-        yield f"Note: {note}."
+def _row_names(runs: Sequence[Record]) -> dict[str, str]:
+    """Each run's row, by its key. Where a row has two runs on one fold with one seed, its numbers tell them apart."""
+    places = [(run["regulariser"], run["config"].get("fold"), run["config"].get("seed")) for run in runs]
+    doubled = {place[0] for place in places if places.count(place) > 1}
+    return {
+        run["key"]: run["config"]["regulariser"] if run["regulariser"] in doubled else run["regulariser"]
+        for run in runs
+    }
 
 
-def _listed(names: Iterable[str]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
+def _sorted(runs: Sequence[Record]) -> list[Record]:
+    return sorted(runs, key=lambda run: (run["config"].get("fold") or 0, run["config"].get("seed", 0), run["key"]))
+
+
+def _planned(run: Record) -> Planned:
+    config = run["config"]
+    return Planned(run["key"], config["regulariser"], config.get("seed", 0), config.get("fold"))
+
+
+def _names(answers: Sequence[Comparison]) -> list[str]:
+    """The recipes' names, with whatever tells two comparisons of a recipe apart."""
+    described = []
+    for answer in answers:
+        question = answer.question
+        config = answer.runs[0]["config"] if answer.runs else {}
+        settings = {name: value for name, value in config.items() if name not in VARIED}
+        over = {"over": f"{len(question.units)} {question.over}s", "of": ", ".join(question.rows)}
+        against_what = {"contrasts": ", ".join(":".join(pair) for pair in question.contrasts)}
+        described.append((question.recipe, settings | over | against_what))
+    names: list[str] = []
+    for recipe, settings in described:
+        rivals = [other for name, other in described if name == recipe]
+        telling = [
+            f"{name.replace('_', ' ')} {value}"
+            for name, value in settings.items()
+            if any(other.get(name) != value for other in rivals)
+        ]
+        name = f"{recipe} ({'; '.join(telling)})" if telling else recipe
+        names.append(name if name not in names else f"{name}, {len(names) + 1}")
+    return names

@@ -44,7 +44,11 @@ def gain_boxes(parts: Mapping[str, Mapping[str, Quantiles]], bound: float | None
         draw_boxes(panel, quantiles, bound)
         panel.set_xticks(panel.get_xticks(), list(map(shown, quantiles)), rotation=60, ha="right", fontsize="small")
         panel.set_title(f"{shown(part)} set", loc="left", fontsize="medium")
+        panel.set_ylabel("gain ‖Wx‖ / ‖x‖")
         panel.grid(axis="y", alpha=0.3)
+        if bound is not None:  # beside the last layer's dashes
+            panel.annotate(f"γ = {bound:g}", (1, bound), (4, 0), xycoords=panel.get_yaxis_transform(), va="center",
+                           textcoords="offset points", annotation_clip=False)  # fmt: skip
     return figure
 
 
@@ -79,13 +83,19 @@ def learning_curve(histories: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]
 
 
 def gains_beside_norms(
-    norms: Mapping[str, float], gains: Mapping[str, Mapping[str, float]], largest: float | None = None
+    norms: Mapping[str, float],
+    gains: Mapping[str, Mapping[str, float]],
+    largest: float | None = None,
+    *,
+    title: str = "",
+    bound: float | None = None,
 ) -> Figure:
     """Each layer's operator norm as a bar and, as dots, the largest gain that each part of the data shows in it.
 
     `gains` is by part and layer. `largest` is where the axis ends, so that several of these can be compared by eye.
     """
-    figure, panel = _panel(PANEL[0], min(1.1 + 0.2 * len(norms), LONGEST))
+    figure, panel = _panel(PANEL[0] + 1, min(1.5 + 0.2 * len(norms), LONGEST))
+    figure.suptitle(shown(title))
     places = range(len(norms))
     panel.barh(places, list(norms.values()), height=0.62, color=COLOURS[0], alpha=0.22, label="operator norm")
     for (part, values), marker, colour in zip(gains.items(), ("o", "^"), (COLOURS[0], COLOURS[1]), strict=False):
@@ -96,7 +106,10 @@ def gains_beside_norms(
     panel.invert_yaxis()  # the input at the top
     panel.set_xlim(0, 1.05 * (largest or max(norms.values(), default=1)))
     panel.grid(visible=False, axis="y")
-    figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=8, handletextpad=0.3, columnspacing=1)
+    panel.set_xlabel("how much the layer amplifies, ‖Wx‖ / ‖x‖")
+    if bound is not None:
+        panel.axvline(bound, color="#444444", linestyle="--", linewidth=1, label=f"γ = {bound:g}")
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8, handletextpad=0.3, columnspacing=1)
     return figure
 
 

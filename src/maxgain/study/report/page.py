@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import count
 from pathlib import Path
@@ -22,15 +21,16 @@ from matplotlib.figure import Figure
 
 from maxgain.errors import RecordError
 
-from ..compare import records, statistics
+from ..compare import records
+from ..compare.comparison import Comparison, Contrast
+from ..compare.question import Question
 from ..compare.records import Record, Records
-from ..compare.statistics import Row, p_value
+from ..compare.sentences import in_words, p_value
 from ..files import write_text
 from ..regularisers import REGULARISERS
-from . import figures, svg
-from . import tunings as searches
-from .comparisons import Comparison, comparisons, in_words
-from .tunings import Search
+from . import figures, svg, tunings
+from .comparisons import comparisons, questions_in
+from .tunings import Tuning
 
 METRICS = {
     "train_loss": "training loss (nats)",
@@ -38,38 +38,32 @@ METRICS = {
     "train_accuracy": "training accuracy",
     "validation_accuracy": "validation accuracy",
 }
-COLUMNS = (
-    ("Regulariser", "text"),
-    ("Accuracy, %", "number"),
-    ("Difference", "number"),
-    ("p", "number"),
-    ("Holm p", "number"),
-    ("Effect size", "number"),
-    ("Verdict", "text"),
-)
-"""Of the comparison table; where nothing was tested, there are the first two."""
 PARTS = ("train", "test")
 MINUS = "−"
 
 
 def write(folder: Path, out: Path, baseline: str | None = None) -> Records:
-    """Writes the page about a folder of results, and returns the records it was made of.
+    """Write the page about a folder of results, and return the records it was made of.
 
-    Compared is with the baseline, or with that of the folder's last `maxgain compare`.
+    It shows the comparisons that `maxgain compare` was asked for; with a baseline, each with that baseline instead.
     """
     if not folder.is_dir():
         raise RecordError(f"{folder} is no folder: name one that 'maxgain compare' or 'maxgain tune' has made.")
     found = records.read(folder / "results" if (folder / "results").is_dir() else folder)
-    made = searches.read(folder, found)
+    asked, problems = questions_in(folder)
+    found = replace(found, warnings=(*found.warnings, *problems))
+    made = tunings.read(folder, found)
     if not (found.runs or found.failed or made):
         raise RecordError(f"{folder} has no records of runs: 'maxgain compare' leaves some there.")
-    write_text(out, build_page(found, made, baseline or _last_baseline(folder, found)))
+    write_text(out, build_page(found, made, baseline, asked))
     return found
 
 
-def build_page(found: Records, made: Sequence[Search] = (), baseline: str | None = None) -> str:
-    """The page about these records and searches, everything compared with the baseline (see `comparisons`)."""
-    compared = comparisons(found, baseline)
+def build_page(
+    found: Records, made: Sequence[Tuning] = (), baseline: str | None = None, asked: Sequence[Question] = ()
+) -> str:
+    """The page about these records, the tuning behind them and the comparisons that were asked for."""
+    compared = comparisons(found, asked, baseline)
     draw = _Drawer()
     script = _resource("report.js")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -78,22 +72,13 @@ def build_page(found: Records, made: Sequence[Search] = (), baseline: str | None
         style=Markup(_resource("report.css")),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        title=_title(compared),
-        columns=COLUMNS,
+        title=_title(list(compared.values())),
         found=found,
-        sections=[_section(comparison, draw) for comparison in compared],
+        sections=[_section(name, comparison, draw) for name, comparison in compared.items()],
         gains=_gain_data(compared),
-        searches=[_search(search, draw) for search in made],
+        searches=[_tuning(tuning, draw) for tuning in made],
         origins=_origins(found),
     )
-
-
-def _last_baseline(folder: Path, found: Records) -> str | None:
-    try:
-        baseline = json.loads((folder / "comparison.json").read_bytes())["baseline"]
-    except (OSError, ValueError, LookupError, TypeError):  # the page needs the records alone
-        return None
-    return baseline if baseline in {run["regulariser"] for run in found.runs} else None
 
 
 class _Drawer:
@@ -110,78 +95,65 @@ class _Drawer:
 
 
 def _title(compared: Sequence[Comparison]) -> str:
-    names = dict.fromkeys(comparison.dataset for comparison in compared)
+    names = dict.fromkeys(comparison.question.dataset for comparison in compared)
     return f"Regularisers compared on {', '.join(names)}" if compared else "A search for good numbers"
 
 
 @dataclass(frozen=True)
 class Line:
-    """A row of the comparison table."""
+    """A contrast in its table."""
 
-    row: Row
-    verdict: str
-    status: str
-    """The verdict in two words."""
-    best: bool
+    contrast: Contrast
+    sentence: str
     interval: tuple[float, float, float] | None
     """Where the difference and its interval's ends lie in the column's drawing, from 0 to 100; zero is at 50."""
 
 
-def _section(comparison: Comparison, draw: _Drawer) -> dict[str, Any]:
-    names = list(comparison.scores)
+def _section(name: str, comparison: Comparison, draw: _Drawer) -> dict[str, Any]:
+    question = comparison.question
+    names = [row.name for row in comparison.rows]
+    words = in_words(comparison)
+    means = [row.summary.mean for row in comparison.rows if row.summary]
     return {
+        "name": name,
         "comparison": comparison,
-        "words": in_words(comparison),
-        "lines": _lines(comparison.rows),
+        "words": words,
+        "best": max(means) if len(means) > 1 else None,
+        "lines": _lines(comparison, words.contrasts),
         "numbers": [
-            (f"{comparison.over} {number}", [comparison.scores[name].get(number) for name in names])
-            for number in comparison.numbers
+            (f"{question.over} {unit}", [row.scores.get(unit) for row in comparison.rows]) for unit in question.units
         ],
         "names": names,
         "legend": [(name, _swatch(index)) for index, name in enumerate(names)],
         "curves": _curves(comparison, draw),
         "norms": _norms(comparison, draw),
-        "settings": _settings(comparison.runs),
+        "settings": _settings(comparison.runs) if comparison.runs else {},
     }
 
 
-def _lines(rows: Sequence[Row]) -> list[Line]:
-    ends = [abs(end) for row in rows if row.test for end in row.test.interval]
+def _lines(comparison: Comparison, sentences: Sequence[str]) -> list[Line]:
+    tests = [contrast.analyses.paired for contrast in comparison.contrasts]
+    ends = [abs(end) for test in tests if test and test.simultaneous_interval for end in test.simultaneous_interval]
     largest = max(ends, default=0) or 1
 
-    def place(value: float) -> float:
-        return round(50 + 48 * value / largest, 1)
+    def places(contrast: Contrast) -> tuple[float, float, float] | None:
+        test = contrast.analyses.paired
+        if test is None or test.simultaneous_interval is None:
+            return None
+        low, high = test.simultaneous_interval
+        low, mean, high = (round(50 + 48 * value / largest, 1) for value in (low, test.mean, high))
+        return low, mean, high
 
-    best = max((row.summary.mean for row in rows), default=0)
     return [
-        Line(
-            row=row,
-            verdict=statistics.verdict(row),
-            status=_status(row),
-            best=len(rows) > 1 and row.summary.mean == best,
-            interval=(place(row.test.interval[0]), place(row.test.mean_difference), place(row.test.interval[1]))
-            if row.test
-            else None,
-        )
-        for row in rows
+        Line(contrast, sentence, places(contrast))
+        for contrast, sentence in zip(comparison.contrasts, sentences, strict=True)
     ]
-
-
-def _status(row: Row) -> str:
-    if row.regulariser == row.baseline:
-        return "baseline"
-    if row.test is None:
-        return "not tested"
-    if not row.significant:
-        return "not significant"
-    if row.test.standard_error == 0:
-        return "only formally significant"
-    return "significantly better" if row.test.mean_difference > 0 else "significantly worse"
 
 
 def _curves(comparison: Comparison, draw: _Drawer) -> list[tuple[str, Markup]]:
     histories = {
-        name: [run["history"] for run in comparison.of(name) if run.get("history")] for name in comparison.scores
+        row.name: [run["history"] for run in comparison.runs_of(row.name) if run.get("history")]
+        for row in comparison.rows
     }
     if not any(histories.values()):
         return []
@@ -208,8 +180,8 @@ def _norms(comparison: Comparison, draw: _Drawer) -> list[dict[str, Any]]:
     Norms are ℓ2 operator norms, which gains in another norm must not be set beside.
     """
     tables = {}
-    for name in comparison.scores:
-        runs = [run for run in comparison.of(name) if run.get("operator_norms") and run["config"].get("p", 2) == 2]
+    for name in (row.name for row in comparison.rows):
+        runs = [run for run in comparison.runs_of(name) if run.get("operator_norms") and run["config"].get("p", 2) == 2]
         if runs:
             gains = {part: _layer_means([run["max_gain"].get(part, {}) for run in runs]) for part in PARTS}
             tables[name] = (_layer_means([run["operator_norms"] for run in runs]), gains, len(runs))
@@ -229,20 +201,20 @@ def _norms(comparison: Comparison, draw: _Drawer) -> list[dict[str, Any]]:
     ]
 
 
-def _search(search: Search, draw: _Drawer) -> dict[str, Any]:
-    names = list(search.curve[0]["values"]) if search.curve else []
+def _tuning(tuning: Tuning, draw: _Drawer) -> dict[str, Any]:
+    names = list(tuning.curve[0]["values"]) if tuning.curve else []
     labels = {name: getattr(REGULARISERS.get(name), "parameter", None) or name for name in names}
-    tried = sum(row["status"] == "complete" for row in search.curve)
+    tried = sum(row["status"] == "complete" for row in tuning.curve)
     description = (
         f"Lines: accuracy and loss on the training and the validation part against {', '.join(labels.values())}, "
-        f"{tried} points. {search.outcome} The numbers are in the table below."
+        f"{tried} points. {tuning.outcome} The numbers are in the table below."
     )
     return {
-        "title": search.title,
-        "outcome": search.outcome,
-        "drawing": draw(figures.tuning_curve(search.curve, labels, search.chosen), description) if tried else None,
+        "title": tuning.title,
+        "outcome": tuning.outcome,
+        "drawing": draw(figures.tuning_curve(tuning.curve, labels, tuning.chosen), description) if tried else None,
         "labels": labels,
-        "rows": [(row, row["values"] == search.chosen) for row in search.curve],
+        "rows": [(row, row["values"] == tuning.chosen) for row in tuning.curve],
     }
 
 
@@ -252,28 +224,34 @@ def _layer_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {layer: math.fsum(row) / len(row) for layer, row in values.items() if _all_finite(row)}
 
 
-def _gain_data(compared: Sequence[Comparison]) -> dict[str, Any]:
+def _gain_data(compared: Mapping[str, Comparison]) -> dict[str, Any]:
     """What the box plots are drawn from, and which two runs are shown first: if it can be, one of them is bounded."""
     runs = {
         run["key"]: {
-            "group": f"{comparison.name}: {run['regulariser']}" if len(compared) > 1 else run["regulariser"],
-            "name": f"{run['config']['regulariser']}, {comparison.over} {run['config'][comparison.over]}",
+            "group": f"{name}: {row.name}" if len(compared) > 1 else row.name,
+            "name": f"{run['config']['regulariser']}, {_place(run['config'])}",
             "bound": None if run.get("gamma") in (None, math.inf) else run["gamma"],
             "gains": {
                 part: [
-                    [layer, *(float(f"{value:.4g}") for value in row)]
-                    for layer, row in run["gain_quantiles"].get(part, {}).items()
-                    if _all_finite(row)
+                    [layer, *(float(f"{value:.4g}") for value in values)]
+                    for layer, values in run["gain_quantiles"].get(part, {}).items()
+                    if _all_finite(values)
                 ]
                 for part in PARTS
             },
         }
-        for comparison in compared
-        for run in comparison.runs
+        for name, comparison in compared.items()
+        for row in comparison.rows
+        for run in comparison.runs_of(row.name)
         if run.get("gain_quantiles", {}).get("train")
     }
     bounded = (index for index, run in enumerate(runs.values()) if run["bound"])
     return {"runs": list(runs.values()), "chosen": [0, next(bounded, len(runs) - 1)]}
+
+
+def _place(config: Mapping[str, Any]) -> str:
+    fold = config.get("fold")
+    return f"seed {config.get('seed', 0)}" if fold is None else f"fold {fold}"
 
 
 def _all_finite(values: Sequence[Any]) -> bool:

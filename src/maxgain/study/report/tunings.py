@@ -19,7 +19,7 @@ SCORES = ("train_accuracy", "train_loss", "validation_accuracy", "validation_los
 
 
 @dataclass(frozen=True)
-class Search:
+class Tuning:
     """What every point of a search came to, and what was chosen."""
 
     title: str
@@ -31,22 +31,22 @@ class Search:
     """What was chosen, in words."""
 
 
-def read(folder: Path, found: Records) -> list[Search]:
+def read(folder: Path, found: Records) -> list[Tuning]:
     """All searches whose traces lie in a folder; `found` are the runs that were made with what they chose."""
     tuned = records.read(folder / "tuning" / "results")
     return [*(_tune(path) for path in sorted(folder.rglob("curve.json"))), *_by_fold(tuned, found.runs)]
 
 
-def _tune(path: Path) -> Search:
+def _tune(path: Path) -> Tuning:
     """What `maxgain tune` left beside this file."""
     curve, tuned = _json(path), _json(path.with_name("tuned.json"))
     known = tuned is None or (isinstance(tuned, dict) and {"recipe", "asked", "values", "regulariser"} <= tuned.keys())
     if not (known and isinstance(curve, list) and all(map(_is_point, curve))):
         raise RecordError(f"{path} and the tuned.json beside it are not what 'maxgain tune' writes.")
     if tuned is None:
-        return Search(path.parent.name, tuple(curve), None, "Nothing was chosen.")
+        return Tuning(path.parent.name, tuple(curve), None, "Nothing was chosen.")
     title = f"{tuned['recipe']}, {tuned['asked']}"
-    return Search(title, tuple(curve), tuned["values"], f"Chosen: {tuned['regulariser']}.")
+    return Tuning(title, tuple(curve), tuned["values"], f"Chosen: {tuned['regulariser']}.")
 
 
 def _is_point(row: Any) -> bool:
@@ -55,12 +55,12 @@ def _is_point(row: Any) -> bool:
     return row["status"] != "complete" or all(isinstance(row.get(score), int | float) for score in SCORES)
 
 
-def _by_fold(tuning: Records, runs: Iterable[Record]) -> list[Search]:
+def _by_fold(tuning: Records, runs: Iterable[Record]) -> list[Tuning]:
     """The searches of `compare --tuned`, one a regulariser: its points' scores are means over the folds."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in (*tuning.runs, *tuning.failed):
         groups.setdefault((record["recipe"], record["regulariser"]), []).append(record)
-    searches = []
+    tunings = []
     for (recipe, regulariser), trials in sorted(groups.items()):
         folds = {trial["config"].get("fold") for trial in trials}
         title = f"{recipe}, {regulariser}" + (f", mean over {len(folds)} folds" if len(folds) > 1 else "")
@@ -70,8 +70,8 @@ def _by_fold(tuning: Records, runs: Iterable[Record]) -> list[Search]:
             if run["recipe"] == recipe and run["regulariser"] == regulariser and run.get("tuned")
         }
         words = [text if fold is None else f"{text} on fold {fold}" for fold, text in sorted(choices, key=str)]
-        searches.append(Search(title, _averaged(trials), None, f"Chosen: {', '.join(words) or 'nothing yet'}."))
-    return searches
+        tunings.append(Tuning(title, _averaged(trials), None, f"Chosen: {', '.join(words) or 'nothing yet'}."))
+    return tunings
 
 
 def _averaged(trials: Sequence[Record]) -> tuple[dict[str, Any], ...]:

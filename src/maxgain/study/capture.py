@@ -1,0 +1,104 @@
+"""A training's step on a GPU: compiled where that pays, captured once as a CUDA graph, and replayed.
+
+Several trainings may share a GPU from one process, with a thread, a stream and a graph each. They share neither random
+numbers nor memory, so a run's bits do not depend on its neighbours. One at a time is set up, because compiling and
+capturing change things that belong to the whole process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from .train import Training
+
+WARM_UP = 4
+"""Steps before the capture, trained as they are: they compile, allocate, and make the optimiser's state."""
+STEPS_WORTH_COMPILING = 20_000
+"""Compiling takes half a minute, and saves a millisecond or two per step."""
+MOST_COMPILED = 10_000
+"""How many networks a process may compile; torch's own limit is meant to find a single one that never ends."""
+
+setting_up = threading.RLock()
+"""Held while something changes that belongs to the whole process: random numbers, the compiler, a capture."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How a step is run on a GPU. The numbers are the same to rounding."""
+
+    graph: bool = True
+    """capture the whole step as one CUDA graph; without it one can look inside"""
+    compile: bool = True
+    """compile the network, if the run is long enough to earn it"""
+
+
+def step_of(training: Training, speed: Speed) -> Callable[[], None]:
+    """What trains on the next batch, as fast as the device allows."""
+    if training.device.type != "cuda":
+        return training.step
+    # By the recipe and the data alone, so that a resumed run does the same. Compiled code has no second derivative.
+    is_long = training.recipe.epochs * training.steps_per_epoch >= STEPS_WORTH_COMPILING
+    if speed.compile and is_long and not training.differentiates_images:
+        from torch._dynamo import config
+
+        config.recompile_limit = config.accumulated_recompile_limit = MOST_COMPILED
+        training.forward = torch.compile(training.model, fullgraph=True, dynamic=False)
+    return _Captured(training) if speed.graph else training.step
+
+
+class _Captured:
+    """The step: taken as it is for the first few times, then captured, then replayed."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+        self.taken = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        if self.taken < WARM_UP:
+            with setting_up:
+                self.training.step()
+            self.taken += 1
+            return
+        if self.graph is None:
+            with setting_up:
+                self.graph = self._capture()
+        self.graph.replay()
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        # Other trainings may go on meanwhile, in their threads.
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+            self.training.step()
+        return graph
+
+
+@contextmanager
+def stream_for(device: torch.device) -> Iterator[None]:
+    """A stream of one's own on a GPU: a graph cannot be captured on the default one, nor run beside others there."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+        yield
+        torch.cuda.current_stream().synchronize()
+
+
+@contextmanager
+def own_randomness(generator: torch.Generator) -> Iterator[None]:
+    """Within this, a GPU's default generator is this one, and a graph that is captured goes on drawing from it."""
+    default = torch.cuda.default_generators[generator.device.index]
+    with setting_up:
+        before = default.graphsafe_get_state()
+        default.graphsafe_set_state(generator.graphsafe_get_state())
+        try:
+            yield
+        finally:
+            default.graphsafe_set_state(before)

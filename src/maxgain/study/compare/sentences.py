@@ -1,0 +1,316 @@
+"""What a comparison shows, in words that claim no more than it does: for the terminal, the JSON and the page alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..wording import listed
+from .comparison import Comparison, Contrast
+from .statistics import ALPHA, ONE_SPLIT, Difference, Verdict
+
+RULES = {"established": "better", "reversed": "worse"}
+
+
+@dataclass(frozen=True)
+class Words:
+    """A comparison in sentences."""
+
+    outcome: str
+    """What is shown and what is not: the headline."""
+    design: str
+    """What was compared, on what, and how it was tested."""
+    contrasts: tuple[str, ...]
+    """One sentence per contrast."""
+    sampling: tuple[str, ...]
+    """What the test set's own sampling error adds, per contrast that it is known for."""
+    matrix: tuple[str, ...]
+    """What the matrix of all rows shows."""
+    gaps: tuple[str, ...]
+    """What is missing, and what a reader has to know."""
+
+
+def in_words(comparison: Comparison) -> Words:
+    """What a comparison shows, for somebody who reads nothing else."""
+    return Words(
+        outcome=outcome(comparison),
+        design=f"{_compared(comparison)} {_tested(comparison)}".strip(),
+        contrasts=tuple(contrast_sentence(comparison, contrast) for contrast in comparison.contrasts),
+        sampling=tuple(_sampling(contrast) for contrast in comparison.contrasts if contrast.bootstrap),
+        matrix=tuple(_matrix(comparison)),
+        gaps=tuple(gaps(comparison)),
+    )
+
+
+def to_json(comparison: Comparison) -> dict[str, Any]:
+    """The comparison for machines, with the same words that people see."""
+    return comparison.to_json() | {"in_words": asdict(in_words(comparison))}
+
+
+# Numbers
+
+
+def p_value(value: float | None) -> str:
+    """Three decimals, or as many as it takes not to round across the threshold; never 0, and a dash for undefined."""
+    if value is None:
+        return "–"
+    if value < 0.001:
+        return "< 0.001"
+    texts = (f"{value:.{decimals}f}" for decimals in range(3, 18))
+    return next((text for text in texts if (float(text) < ALPHA) == (value < ALPHA)), repr(value))
+
+
+def points(difference: float) -> str:
+    """A difference of accuracies in percentage points, to the first decimal that shows it, but at most three."""
+    texts = [f"{100 * difference:+.{decimals}f}" for decimals in (1, 2, 3)]
+    return next((text for text in texts if float(text)), "0.0")
+
+
+# Contrasts
+
+
+def contrast_sentence(comparison: Comparison, contrast: Contrast) -> str:
+    """What a contrast shows: the verdict first, then what it rests on."""
+    count, planned = len(contrast.pairs), contrast.planned
+    partly = f"on the {count} of {planned} {comparison.question.over}s where both have a score, "
+    return (
+        f"{contrast.verdict}: {partly if 0 < count < planned else ''}{_finding(comparison, contrast)}"
+        f"{_failures(comparison, contrast)}{_caveat(comparison, contrast)}"
+    )
+
+
+def _finding(comparison: Comparison, contrast: Contrast) -> str:
+    first, second, decided = contrast.first, contrast.second, contrast.decided
+    over = comparison.question.over
+    if decided is None:
+        return f"no {over} has a score of both {first} and {second}"
+    if decided.p_value is None:
+        return _undefined(decided, over)
+    evidence = f"{_p(decided)}{_corrected(comparison)}"
+    size = points(abs(decided.mean)).removeprefix("+")
+    if contrast.among_survivors in RULES:
+        negligible = f", which is within ±{_rope(comparison)} points" if contrast.equivalent else ""
+        return f"{first} is {RULES[contrast.among_survivors]} than {second} by {size} points{negligible} ({evidence})"
+    if contrast.among_survivors == "equivalent":
+        low, high = decided.interval_90 or (0.0, 0.0)
+        return (
+            f"{first} differs from {second} by {points(decided.mean)} points, and by less than {_rope(comparison)} "
+            f"either way (90 % interval {points(low)} to {points(high)})"
+        )
+    low, high = decided.simultaneous_interval or (0.0, 0.0)
+    mean = points(decided.mean)
+    seen = (
+        f"differs from {second} by {mean} points, which may be chance"
+        if float(mean)
+        else f"is on average like {second}"
+    )
+    return f"{first} {seen} ({evidence}); anything from {points(low)} to {points(high)} points is possible"
+
+
+def _undefined(decided: Difference, over: str) -> str:
+    if decided.n < 2:
+        return f"one {over} cannot tell a difference of {points(decided.mean)} points from chance"
+    if not decided.mean:
+        return f"both have the same score on every {over}, so there is no spread to judge by"
+    return f"all {decided.n} pairs differ by the same {points(decided.mean)} points, so there is no spread to judge by"
+
+
+def _failures(comparison: Comparison, contrast: Contrast) -> str:
+    """How many runs the verdict rests on, and what counting the failed ones as guessing does to it."""
+    lost = [
+        f"{row.failed} of {row.planned} runs of {row.name} failed"
+        for row in map(comparison.row, (contrast.first, contrast.second))
+        if row.failed
+    ]
+    if not lost:
+        return ""
+    counted = contrast.decided_with_failures
+    guessing = f"failures counted as guessing ({100 * comparison.chance:.3g} %)"
+    if counted is None or counted.p_value is None:
+        return f"; {listed(lost)}"
+    difference = f"the difference is {points(counted.mean)} points ({_p(counted)})"
+    if contrast.among_survivors == "inconclusive":
+        return f"; {listed(lost)}: with {guessing} {difference}"
+    agrees = "so it holds" if contrast.verdict == contrast.among_survivors else "so nothing is settled"
+    return f"; but {listed(lost)}: with {guessing} {difference}, {agrees}"
+
+
+def _caveat(comparison: Comparison, contrast: Contrast) -> str:
+    settled = contrast.verdict != "inconclusive"
+    return (
+        "; it says nothing about other data"
+        if settled and comparison.question.design.paired_method == ONE_SPLIT
+        else ""
+    )
+
+
+def _sampling(contrast: Contrast) -> str:
+    assert contrast.bootstrap is not None
+    low, high = contrast.bootstrap.interval
+    return (
+        f"{contrast.first} against {contrast.second}, runs and {contrast.bootstrap.images:,} test images drawn anew: "
+        f"standard error {points(contrast.bootstrap.standard_error).removeprefix('+')} points "
+        f"({points(contrast.bootstrap.images_alone).removeprefix('+')} from the images alone), "
+        f"95 % of the draws from {points(low)} to {points(high)}"
+    )
+
+
+def _p(difference: Difference) -> str:
+    p = difference.p_value if difference.adjusted_p is None else difference.adjusted_p
+    if p is None:
+        return "p undefined"
+    if p < 0.001:
+        return "p < 0.001"
+    # Two digits, or as many as it takes not to round across the threshold.
+    texts = (f"{p:.{digits}g}" for digits in range(2, 18))
+    return f"p = {next((text for text in texts if (float(text) < ALPHA) == (p < ALPHA)), repr(p))}"
+
+
+def _corrected(comparison: Comparison) -> str:
+    return f", Holm-corrected over {comparison.tested} contrasts" if comparison.tested > 1 else ""
+
+
+def _rope(comparison: Comparison) -> str:
+    return f"{100 * (comparison.question.rope or 0):g}"
+
+
+# The whole
+
+
+def outcome(comparison: Comparison) -> str:
+    """The headline: every contrast by its verdict, with how many runs failed."""
+    if not comparison.runs:
+        return f"No run succeeded: all {sum(row.planned for row in comparison.rows)} failed or were not run."
+    if len(comparison.rows) < 2:
+        return "One regulariser alone: there is nothing to compare it with."
+    if not any(contrast.decided for contrast in comparison.contrasts):
+        return f"Nothing can be compared: no {comparison.question.over} has a score of both rows of a contrast."
+    if not comparison.tested:
+        return "Nothing was tested: " + _untested(comparison)
+    by_verdict: dict[Verdict, list[str]] = {}
+    for contrast in comparison.contrasts:
+        by_verdict.setdefault(contrast.verdict, []).append(_short(comparison, contrast))
+    how = {
+        "established": "Established: {}.",
+        "reversed": "Reversed: {}.",
+        "equivalent": f"Equivalent within ±{_rope(comparison)} points: {{}}.",
+        "inconclusive": "Inconclusive: {}.",
+    }
+    return " ".join(text.format(listed(by_verdict[word])) for word, text in how.items() if word in by_verdict)
+
+
+def _untested(comparison: Comparison) -> str:
+    if all(contrast.decided is None or contrast.decided.n < 2 for contrast in comparison.contrasts):
+        return "one run each cannot tell a difference from chance."
+    return "the differences have no spread to judge them by."
+
+
+def _short(comparison: Comparison, contrast: Contrast) -> str:
+    """The contrast in a few words, with how many of the runs there are."""
+    names = [
+        row.name if row.done == row.planned else f"{row.name} ({row.done} of {row.planned} runs)"
+        for row in map(comparison.row, (contrast.first, contrast.second))
+    ]
+    if contrast.verdict in RULES:
+        return f"{names[0]} is {RULES[contrast.verdict]} than {names[1]}"
+    return f"{names[0]} and {names[1]}" if contrast.verdict == "equivalent" else f"{names[0]} against {names[1]}"
+
+
+def _compared(comparison: Comparison) -> str:
+    question = comparison.question
+    count = len(question.units)
+    cut = question.cross_validation
+    folds = "disjoint folds" if cut is None else "folds of cross-validation, whose training parts overlap"
+    on = {
+        "fold": f"the same {count} {folds}, each with its own seed, which all rows share",
+        "seed": f"the same {count} seeds on one split",
+    }[question.over]
+    if count < 2:
+        on = f"one {question.over} each"
+    averaged = f"; the {question.repeats} seeds per fold are averaged before pairing" if question.repeats > 1 else ""
+    trained = (
+        "the training and the validation part" if question.train_on == "train+validation" else "the training part alone"
+    )
+    part = "test" if question.score == "test_accuracy" else "validation"
+    names = [row.name for row in comparison.rows]
+    many = f"{len(names)} regularisers" if len(names) > 1 else f"The regulariser {names[0]}"
+    return (
+        f"{many} on {question.dataset}, {on}{averaged}; trained on {trained}; the score is the {part} accuracy."
+        f"{_tuning(comparison)}"
+    )
+
+
+def _tuning(comparison: Comparison) -> str:
+    runs = comparison.question.tuning_runs
+    if not runs:
+        return ""
+    same = len(set(runs.values())) == 1
+    spent = (
+        f"the same budget of {next(iter(runs.values()))} runs each"
+        if same
+        else "budgets that differ: " + ", ".join(f"{name} {count}" for name, count in runs.items())
+    )
+    images = comparison.question.validation_images
+    worth = f", of which one image is worth {100 / images:.2g} points," if images else ","
+    where = "on every fold" if comparison.question.over == "fold" else "once"
+    untuned = [row.name for row in comparison.rows if row.name not in runs]
+    nothing = f"; {listed(untuned)} had nothing to choose" if untuned else ""
+    return f" Numbers were chosen {where}, on the validation part{worth} with {spent}{nothing}."
+
+
+def _tested(comparison: Comparison) -> str:
+    question = comparison.question
+    if not any(contrast.decided and contrast.decided.n > 1 for contrast in comparison.contrasts):
+        return ""
+    ways = {"paired": question.design.paired_method, "pooled": f"model {question.design.pooled_method}"}
+    other = next(way for way in ways if way != question.decide_by)
+    count = len(comparison.contrasts)
+    family = f"{count} contrasts, one family: " if count > 1 else "One contrast: "
+    corrected = (
+        " p-values are Holm-corrected, and the intervals hold all at once with 95 % confidence (Bonferroni)."
+        if count > 1
+        else ""
+    )
+    rope = f"; 'equivalent', that the 90 % interval is inside ±{_rope(comparison)} points" if question.rope else ""
+    return (
+        f"{family}verdicts follow the {ways[question.decide_by]}; the other analysis is the {ways[other]}.{corrected} "
+        f"'Established' means p < {ALPHA:g} in the expected direction; 'reversed', in the other{rope}; "
+        "'inconclusive' is no evidence of equality."
+    )
+
+
+def _matrix(comparison: Comparison) -> Iterator[str]:
+    ranked = sorted(
+        (row for row in comparison.rows if row.summary),
+        key=lambda row: row.summary.mean if row.summary else 0,
+        reverse=True,
+    )
+    if len(ranked) < 3:
+        return
+    names = [row.name for row in comparison.rows]
+    best = ranked[0]
+    cells = {name: cell for name, cell in zip(names, comparison.matrix[names.index(best.name)], strict=True) if cell}
+    always = [name for name, cell in cells.items() if not cell.losses and not cell.ties]
+    apart = [name for name, cell in cells.items() if cell.p_value is not None and cell.p_value < ALPHA]
+    yield f"{best.name} has the highest mean" + (
+        f", and is ahead of {listed(always)} on every {comparison.question.over}." if always else "."
+    )
+    yield (
+        f"Taken one by one, without correction, it differs from {listed(apart)} at p < {ALPHA:g}."
+        if apart
+        else f"Taken one by one, even without correction, it differs from no other row at p < {ALPHA:g}."
+    )
+
+
+def gaps(comparison: Comparison) -> Iterator[str]:
+    """What is missing, row by row, and what else a reader has to know."""
+    for row in comparison.rows:
+        if row.failed == row.planned:
+            yield f"{row.name} is not compared: all of its {row.planned} runs failed."
+        elif row.failed:
+            yield f"{row.name}: {row.failed} of {row.planned} runs failed and have no score."
+        waiting = row.planned - row.done - row.failed
+        if waiting:
+            yield f"{row.name}: {waiting} of {row.planned} runs have not been run."
+    yield from comparison.notes
