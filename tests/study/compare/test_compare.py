@@ -11,16 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
 
-from maxgain.errors import RecipeError
+from maxgain.errors import RecipeError, RunError
 from maxgain.study import locks
 from maxgain.study.cli.app import main
 from maxgain.study.compare import jobs as compare
 from maxgain.study.compare import records, tuning_rule
 from maxgain.study.compare.jobs import Job
 from maxgain.study.compare.records import Records
+from maxgain.study.compare.sentences import to_json
 from maxgain.study.recipes import RECIPES
-from maxgain.study.runs import Place
+from maxgain.study.report import page
+from maxgain.study.report.comparisons import comparisons, questions_in
+from maxgain.study.runs import Place, perform
 
 QUICK = replace(RECIPES["digits"], network="mlp", epochs=2)
 FLAGS = ["--network", "mlp", "--epochs", "2"]
@@ -187,6 +191,59 @@ def test_a_record_holds_the_result_and_the_learning_curve(tmp_path):
     assert run["fold"] == 0
     assert 0 < run["test_accuracy"] <= 1
     assert [line["epoch"] for line in run["history"]] == [1, 2]
+
+
+DIVERGE = ["--learning-rate", "1e30"]
+
+
+@pytest.mark.usefixtures("_in_this_process")
+@pytest.mark.filterwarnings("ignore::maxgain.errors.MeasurementWarning")
+def test_promise_21_a_comparison_in_which_nothing_succeeded_exits_with_2(tmp_path, capsys):
+    command = ["compare", "digits", "--regularisers", "none", "maxgain", "--folds", "2", *FLAGS, *DIVERGE]
+    assert main([*command, "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert "No run succeeded: all 4 failed or were not run." in said.out
+    assert "no run succeeded, so there is nothing to compare; the first, of none:" in said.err
+
+
+@pytest.mark.usefixtures("_in_this_process")
+def test_promise_20_a_comparison_in_which_some_failed_says_so_last(tmp_path, capsys, monkeypatch):
+    def diverging(recipe, place, dataset, **how):
+        if recipe.gamma is not None and recipe.fold == 1:
+            raise RunError("the loss became infinite in epoch 1")
+        return perform(recipe, place, dataset, **how)
+
+    monkeypatch.setattr(compare, "perform", diverging)
+    command = ["compare", "digits", "--regularisers", "none", "maxgain", "--folds", "3", *FLAGS]
+    assert main([*command, "--out", str(tmp_path)]) == 0
+    *_, last = capsys.readouterr().out.strip().splitlines()
+    assert last == "maxgain: 1 of 3 runs failed and have no score."
+    content = json.loads((tmp_path / "comparison.json").read_text())
+    assert [(failure["row"], failure["error"]) for failure in content["failures"]] == [
+        ("maxgain", "the loss became infinite in epoch 1")
+    ]
+    assert content["contrasts"][0]["pairs"] == [0, 2]
+
+
+@pytest.mark.usefixtures("_in_this_process")
+def test_promise_19_two_comparisons_in_one_folder_are_both_on_the_page_as_the_terminal_had_them(tmp_path, capsys):
+    command = ["compare", "digits", "--folds", "3", *FLAGS, "--out", str(tmp_path), "--json"]
+    told = []
+    for asked in (
+        ["--regularisers", "none", "dropout"],
+        ["--regularisers", "none", "dropout", "maxgain", "--rope", "1"],
+        # Other numbers for a row of the same name.
+        ["--regularisers", "none", "maxgain", "--tuned", "--grid", "gamma=0.5:0.5:1"],
+    ):
+        assert main([*command, *asked]) == 0
+        told.append(json.loads(capsys.readouterr().out))
+    shown = comparisons(records.read(tmp_path / "results"), questions_in(tmp_path)[0])
+    assert [json.loads(json.dumps(to_json(comparison))) for comparison in shown.values()] == told[::-1]
+    page.write(tmp_path, tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    for content in told:
+        for sentence in (content["in_words"]["outcome"], *content["in_words"]["contrasts"]):
+            assert str(escape(sentence)) in html
 
 
 def test_two_comparisons_do_not_work_in_one_folder(tmp_path, capsys):
