@@ -73,10 +73,13 @@ class _Captured:
         self.graph.replay()
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        # Other trainings may go on meanwhile, in their threads.
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
-            self.training.step()
+        graph, generator = torch.cuda.CUDAGraph(), self.training.generator
+        assert generator is not None
+        here = torch.cuda.current_stream()
+        # A graph draws from the generator that was the default when its capture began. Other trainings may go on
+        # meanwhile, in their threads.
+        with own_randomness(generator), torch.cuda.graph(graph, stream=here, capture_error_mode="thread_local"):
+            self.training.bare_step()
         return graph
 
 

@@ -61,10 +61,13 @@ class Place:
     has_test: bool = True
     """Whether runs here have a test part to be scored on; those on which something is chosen have none."""
 
+    records: Path | None = None
+    """The folder of the records, if it is not in the folder itself."""
+
     @property
     def results(self) -> Path:
         """The folder of the records, where there are many runs."""
-        return self.folder / "results"
+        return self.records or self.folder / "results"
 
     @property
     def for_tuning(self) -> Place:

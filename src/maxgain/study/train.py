@@ -86,9 +86,10 @@ class Training:
     def step(self) -> None:
         """Trains on the next batch of the epoch's order."""
         with nullcontext() if self.generator is None else capture.own_randomness(self.generator):
-            self._step()
+            self.bare_step()
 
-    def _step(self) -> None:
+    def bare_step(self) -> None:
+        """The step itself, with whatever random numbers are the current ones."""
         index = self.order[self.position + self._within_batch]
         labels = self.labels[index]
         images = to_float(augmented(self.images, index) if self.recipe.augment else self.images[index])

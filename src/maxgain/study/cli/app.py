@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, bool]] = {
     "report": ("make one page of the results in a folder, to look at offline", False),
     "inspect": ("show gains beside operator norms, layer by layer", False),
     "list": ("list the regularisers, networks and recipes, with their numbers", False),
+    "reproduce": ("run one of the paper's tables again, by a plan", False),
     "data": ("list, fetch and check data sets", False),
 }
 

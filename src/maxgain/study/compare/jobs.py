@@ -154,7 +154,7 @@ def missing(jobs: Sequence[Job], known: Records) -> list[Job]:
 
 def perform_all(jobs: Sequence[Job], place: Place, processes: int, on_done: Callable[[Job, Record], None]) -> None:
     """Run the jobs in this many processes, and record each as soon as it is done."""
-    work = partial(_recorded, place=place)
+    work = partial(run_recorded, place=place)
     with closing(in_processes(work, jobs, max(1, min(processes, len(jobs))))) as outcomes:
         for job, record in outcomes:
             on_done(job, record)
@@ -179,7 +179,7 @@ def _tuned(job: Job, curve: list[Trial] | None) -> Job:
     return _with_numbers(job, best["values"], job.recipe.train_on)
 
 
-def _recorded(job: Job, place: Place) -> Record:
+def run_recorded(job: Job, place: Place) -> Record:
     """Run a job, from its checkpoint if it has one, and return the record that is written of it."""
     recipe, own = job.recipe, place.of(job.recipe)
     dataset = data_for(recipe, place)

@@ -1,0 +1,6 @@
+"""The paper's tables and figures, run again: which runs each needs, running what is missing, and what came out."""
+
+from .experiments import EXPERIMENTS as EXPERIMENTS
+from .experiments import Experiment as Experiment
+from .running import Stage as Stage
+from .running import stages as stages
