@@ -39,6 +39,8 @@ class Regulariser:
     valid: Callable[[float], bool] = lambda value: value > 0
     search: tuple[float, float] | None = None
     """Where a good number is looked for, on a logarithmic scale; None where only a grid can say."""
+    usual: tuple[float, ...] = ()
+    """The numbers that a person would try, the first one first: a grid of n has the first n of them."""
     batchnorm: bool = False
     """The network gets batch norm."""
     noise: Callable[[float], nn.Module] | None = None
@@ -104,6 +106,9 @@ def _is_factor(factor: float) -> bool:
     return 0 < factor * max(CONV_RATE, DENSE_RATE, BLOCK_RATE) < 1
 
 
+FACTORS = (1, 0.5, 1.5, 0.75, 1.25, 0.25, 1.6, 0.35, 0.6, 0.9, 1.1, 1.4)
+"""Of the paper's dropout rates, which are the first one."""
+
 REGULARISERS: dict[str, Regulariser] = {
     row.name: row
     for row in (
@@ -113,6 +118,7 @@ REGULARISERS: dict[str, Regulariser] = {
             parameter="gamma",
             default=2.0,
             search=(1.0, 8.0),
+            usual=(2, 1.5, 3, 1.25, 4, 2.5, 1.75, 6, 1, 8, 5, 3.5),
             constrain=_maxgain,
             uses=("p", "measure"),
             about="""After each step, divides the weight of every layer whose largest gain ‖Wx‖ / ‖x‖ on the batch
@@ -126,6 +132,7 @@ REGULARISERS: dict[str, Regulariser] = {
                 parameter="lambda",
                 default=default,
                 search=(default / 8, default * 8),
+                usual=tuple(default * share for share in (1, 0.5, 2, 0.25, 4, 1.5, 0.75, 0.125, 8, 3, 0.375, 6)),
                 constrain=_lipschitz(p),
                 about=f"""After each step, divides the weight of every layer whose ℓ{p:g} operator norm, at the
                 layer's true input size, exceeds lambda by the excess: a bound that holds for every input there could
@@ -149,6 +156,7 @@ REGULARISERS: dict[str, Regulariser] = {
             default=1.0,
             valid=_is_factor,
             search=(0.2, 1.6),
+            usual=FACTORS,
             noise=nn.Dropout,
             about="""Bernoulli dropout: zeroes each activation with the rate of its place while training, and scales
             the others by 1 / (1 - rate), so that nothing has to change for prediction. The rate is ``factor`` times
@@ -162,6 +170,7 @@ REGULARISERS: dict[str, Regulariser] = {
             default=1.0,
             valid=_is_factor,
             search=(0.2, 1.6),
+            usual=FACTORS,
             noise=GaussianDropout,
             about="""Multiplies each activation by a draw from N(1, rate / (1 - rate)) while training: noise of the
             same mean and variance as dropout's at that rate, without its zeros. The rates are dropout's.
@@ -173,6 +182,7 @@ REGULARISERS: dict[str, Regulariser] = {
             default=1.0,
             valid=_is_factor,
             search=(0.2, 1.6),
+            usual=FACTORS,
             noise=VariationalDropout,
             penalty=_noise_penalty,
             about="""Gaussian dropout whose strength α is learned at every place in the network, starting from
@@ -186,6 +196,7 @@ REGULARISERS: dict[str, Regulariser] = {
             default=1.0,
             valid=_is_factor,
             search=(0.2, 1.6),
+            usual=FACTORS,
             noise=ConcreteDropout,
             penalty=_noise_penalty,
             about="""Dropout whose rate is learned at every place in the network, starting from dropout's, through a
@@ -213,6 +224,7 @@ REGULARISERS: dict[str, Regulariser] = {
             parameter="c",
             default=3.0,
             search=(0.5, 8.0),
+            usual=(3, 2, 4, 1, 6, 1.5, 2.5, 0.5, 8, 5, 3.5, 0.75),
             constrain=lambda model, bound, recipe: MaxNorm(model, bound),
             about="""After each step, scales the incoming weights of every unit whose ℓ2 norm exceeds c back to
             norm c. The paper recommends it beside dropout, with c of 3 or 4.
@@ -223,6 +235,7 @@ REGULARISERS: dict[str, Regulariser] = {
             parameter="c",
             default=0.01,
             search=(0.01, 1.0),
+            usual=(0.1, 0.03, 0.3, 0.01, 1, 0.05, 0.2, 0.02, 0.5, 0.07, 0.15, 0.7),
             constrain=lambda model, bound, recipe: WeightClip(model, bound),
             about="""After each step, clips every weight to [-c, c]. Its authors use c = 0.01 for the critic of a
             Wasserstein GAN, to keep it Lipschitz with a constant that nobody knows. For a classifier that is tight:
@@ -234,6 +247,7 @@ REGULARISERS: dict[str, Regulariser] = {
             parameter="weight",
             default=10.0,
             search=(0.01, 100.0),
+            usual=(10, 1, 0.1, 100, 0.01, 3, 0.3, 30, 0.03, 5, 0.5, 50),
             penalty=_gradient_penalty,
             needs_input_gradient=True,
             about="""Adds ``weight`` times the mean of (‖∇_x f(x)‖₂ − 1)² to the loss: a soft pull of the slope at the
@@ -246,6 +260,7 @@ REGULARISERS: dict[str, Regulariser] = {
             parameter="lambda",
             default=5e-4,
             search=(1e-6, 1e-1),
+            usual=(5e-4, 1e-4, 1e-3, 1e-5, 1e-2, 2e-4, 2e-3, 1e-6, 1e-1, 5e-5, 5e-3, 2e-5),
             weight_decay=True,
             about="""Adds lambda times each weight to its gradient: the ℓ2 penalty, on convolutions and dense layers,
             biases and batch-norm scales excepted, on top of the recipe's own.

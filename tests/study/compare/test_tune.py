@@ -105,9 +105,25 @@ def test_a_number_that_is_filled_in_is_read_back(value):
 def test_every_regularisers_range_can_be_searched_and_gridded(row):
     low, high = row.search
     assert 0 < low < high
+    assert row.default == row.usual[0] or row.default in row.usual[:4]
+    assert all(row.valid(value) and low <= value <= high for value in row.usual)
     (dimension,) = tuning_rule.within_budget(tuning_rule.dimensions(row.name), tuning_rule.BUDGET)
     assert len(set(dimension.values)) == tuning_rule.BUDGET
-    assert all(row.valid(value) and 0.9 * low < value < 1.1 * high for value in dimension.values)
+    assert list(dimension.values) == sorted(dimension.values)
+
+
+def test_the_papers_dropout_rates_are_in_every_grid():
+    for budget in (1, 2, 9, 12):
+        (dimension,) = tuning_rule.within_budget(tuning_rule.dimensions("dropout"), budget)
+        assert 1 in dimension.values
+    pairs = tuning_rule.points(tuning_rule.within_budget(tuning_rule.dimensions("maxgain+dropout"), 9))
+    assert {point["maxgain"] for point in pairs} == {1.5, 2, 3}
+    assert {point["dropout"] for point in pairs} == {0.5, 1, 1.5}
+
+
+def test_a_budget_beyond_what_a_person_would_try_is_refused():
+    with pytest.raises(RecipeError, match="a grid of 13 values is more than maxgain has, which are 12"):
+        tuning_rule.within_budget(tuning_rule.dimensions("maxgain"), 13)
 
 
 @pytest.mark.parametrize(("budget", "sizes"), [(9, (3, 3)), (8, (4, 2)), (12, (4, 3)), (7, (7, 1)), (1, (1, 1))])
@@ -137,6 +153,14 @@ def test_the_best_accuracy_is_chosen_then_the_lowest_loss_then_the_smallest_numb
     rows = [tried(1, 0.8, 0.1), tried(2, 0.9, 0.5), tried(4, 0.9, 0.4), tried(3, 0.9, 0.4)]
     assert tuning_rule.best(rows) == rows[3]
     assert tuning_rule.best([{"values": {"maxgain": 1.0}, "status": "pruned"}]) is None
+
+
+def test_how_fine_a_choice_is_can_be_said():
+    rows = [row | {"validation_images": 40} for row in (tried(1, 0.9, 1), tried(2, 0.875, 1), tried(3, 0.85, 1))]
+    pruned = {"values": {"maxgain": 4.0}, "status": "pruned"}
+    assert tuning_rule.worth(rows[0], [*rows, pruned]) == (
+        "one of the 40 validation images is worth 2.5 points, and 1 of the 2 other points are no further behind"
+    )
 
 
 # The search
@@ -309,6 +333,7 @@ def test_the_command_writes_what_was_chosen_and_the_curve(tmp_path, capsys):
     assert told == tuned
     assert tuned["regulariser"] == f"maxgain={tuning_rule.best(curve)['values']['maxgain']:g}+batchnorm"
     assert tuned["asked"] == "maxgain+batchnorm"
+    assert tuned["validation_images"] == 36
     assert tuned["trials"] == {"complete": 3, "pruned": 0, "failed": 0}
     assert not [name for name in tuned if name.startswith("test")]
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

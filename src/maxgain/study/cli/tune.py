@@ -13,7 +13,7 @@ from rich.progress import Progress
 from maxgain.errors import RecipeError, RunError
 
 from ..compare import tune
-from ..compare.tuning_rule import RULE, Grid, Point, Trial, best, dimensions, refuse_unused
+from ..compare.tuning_rule import RULE, Grid, Point, Trial, best, dimensions, refuse_unused, worth
 from ..compare.workers import process_count
 from ..files import write_json
 from ..recipes import Recipe, to_json
@@ -80,7 +80,7 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     write_json(search.folder / "tuned.json", tuned)
     labels = {dimension.regulariser: dimension.parameter for dimension in search.space}
     paths = figures.save(figures.tuning_curve(curve, labels, chosen["values"]), search.folder, "curve")
-    screen.show(f"chosen: {tuned['regulariser']} ({RULE})")
+    screen.show(f"chosen: {tuned['regulariser']} ({RULE}); {worth(chosen, curve)}")
     files = [search.folder / "tuned.json", search.folder / "curve.json", *paths]
     page = search.folder / "report.html"
     screen.end(
@@ -131,6 +131,7 @@ def _tuned(search: tune.Search, curve: list[Trial], chosen: Trial) -> dict[str, 
         "regulariser": search.recipe_at(chosen["values"]).regulariser,
         "values": chosen["values"],
         **scores,
+        "validation_images": chosen["validation_images"],
         "trials": {status: counts[status] for status in ("complete", "pruned", "failed")},
         "rule": RULE,
         "config": to_json(search.recipe_at(chosen["values"])),

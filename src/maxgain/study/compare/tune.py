@@ -231,7 +231,7 @@ def _perform(trial: optuna.Trial, search: Search) -> Trial:
     scores = {name: score(result, name) for name in names}
     if endless := [name for name, score in scores.items() if score is None or math.isinf(score)]:
         return {"status": "failed", "error": f"its {endless[0].replace('_', ' ')} is not a finite number"}
-    return {"status": "complete", "epochs": recipe.epochs} | scores
+    return {"status": "complete", "epochs": recipe.epochs, "validation_images": len(dataset.validation)} | scores
 
 
 def _tell(study: optuna.Study, trial: optuna.Trial, outcome: Trial) -> None:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-import numpy as np
-
 from maxgain.errors import RecipeError, RegulariserError
 
 from ..regularisers import Chosen, parse
@@ -69,6 +67,8 @@ class Dimension:
     high: float
     values: tuple[float, ...] = ()
     """The values of a grid; without them the range is searched on a logarithmic scale."""
+    usual: tuple[float, ...] = ()
+    """What a person would try, the first one first."""
 
 
 def dimensions(regulariser: str, grids: Sequence[Grid] = ()) -> tuple[Dimension, ...]:
@@ -103,7 +103,7 @@ def within_budget(space: Sequence[Dimension], budget: int) -> tuple[Dimension, .
     if any(dimension.values for dimension in space):
         return tuple(space)
     return tuple(
-        replace(dimension, values=_spread(dimension, size))
+        replace(dimension, values=_first(dimension, size))
         for dimension, size in zip(space, _sizes(len(space), budget), strict=True)
     )
 
@@ -124,6 +124,18 @@ def best(rows: Iterable[Trial]) -> Trial | None:
     return min((row for row in rows if row["status"] == "complete"), key=rank, default=None)
 
 
+def worth(chosen: Trial, curve: Iterable[Trial]) -> str:
+    """How fine the choice is, in words: what one validation image is worth, and how many points are that close."""
+    images = chosen["validation_images"]
+    complete = [row for row in curve if row["status"] == "complete" and row["values"] != chosen["values"]]
+    lead = (chosen["validation_accuracy"] - row["validation_accuracy"] for row in complete)
+    close = sum(round(behind * images) <= 1 for behind in lead)
+    return (
+        f"one of the {images:,} validation images is worth {100 / images:.2g} points, and {close} of the "
+        f"{len(complete)} other points are no further behind"
+    )
+
+
 def rounded(value: float) -> float:
     """The number as a regulariser's text holds it, so that what is reported is what was trained."""
     return float(f"{value:g}")
@@ -138,9 +150,13 @@ def _sizes(count: int, budget: int) -> list[int]:
     return sizes
 
 
-def _spread(dimension: Dimension, size: int) -> tuple[float, ...]:
-    values = np.geomspace(dimension.low, dimension.high, size)
-    return tuple(float(f"{value:.2g}") for value in values)
+def _first(dimension: Dimension, size: int) -> tuple[float, ...]:
+    if size > len(dimension.usual):
+        raise RecipeError(
+            f"a grid of {size} values is more than {dimension.regulariser} has, which are {len(dimension.usual)}: "
+            f"take a smaller --budget, or give --grid {dimension.regulariser}=START:STOP:STEP."
+        )
+    return tuple(sorted(map(float, dimension.usual[:size])))
 
 
 def _open_parts(regulariser: str) -> list[Chosen]:
@@ -150,7 +166,7 @@ def _open_parts(regulariser: str) -> list[Chosen]:
 def _searched(part: Chosen) -> Dimension:
     if part.row.search is None:
         raise RegulariserError(f"{part.row.name} has no usual range: give --grid {part.row.name}=START:STOP:STEP.")
-    return Dimension(part.row.name, str(part.row.parameter), *part.row.search)
+    return Dimension(part.row.name, str(part.row.parameter), *part.row.search, usual=part.row.usual)
 
 
 def _gridded(part: Chosen, values: tuple[float, ...]) -> Dimension:
