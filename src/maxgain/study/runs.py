@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import platform
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from maxgain import operator_norms
 from maxgain.errors import RunError
 from maxgain.measure import GainReport
 
-from . import checkpoint, codec
+from . import checkpoint, codec, memory, signals
 from .capture import Speed, stream_for
 from .data import table as datasets
 from .data.splits import Dataset, Split
@@ -44,7 +43,7 @@ GAINS_SAMPLE = 1000
 
 
 class Interrupted(Exception):  # noqa: N818 - it is no error
-    """Ctrl-C was pressed; the run is saved."""
+    """Somebody asked the program to stop, by Ctrl-C or another signal; the run is saved."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +102,7 @@ class _Run:
         return self.place.folder
 
 
+@memory.in_words()
 def perform(
     recipe: Recipe,
     place: Place,
@@ -128,7 +128,8 @@ def perform(
                     _conclude(run)
                 except KeyboardInterrupt:
                     raise Interrupted(str(folder)) from None
-    saved.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # it takes up room, and does no harm
+        saved.unlink(missing_ok=True)
     return read_result(folder)
 
 
@@ -164,7 +165,7 @@ def _fit(run: _Run) -> None:
             checkpoint.save(run.folder / CHECKPOINT, training, run.history)
         saved = time.monotonic()
 
-    with _deferred_interrupt() as interrupted:
+    with signals.deferred() as interrupted:
 
         def after_step() -> None:
             run.watcher.stepped(training)
@@ -383,25 +384,3 @@ def _telling_how_to_go_on() -> Iterator[None]:
         yield
     except RunError as error:
         raise RunError(f"{clause(error)}; nothing saved before is lost: --resume goes on from there.") from error
-
-
-@contextlib.contextmanager
-def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Turns Ctrl-C into a question that can be asked between two steps; a second Ctrl-C stops at once."""
-    pressed = False
-
-    def handler(number: int, frame: Any) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
-
-    try:
-        before = signal.signal(signal.SIGINT, handler)
-    except ValueError:  # not in the main thread, where no signal arrives
-        yield lambda: False
-        return
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -51,6 +51,17 @@ def defer_for_good() -> None:
     _state.patient += 1
     for number in ASKING:
         signal.signal(number, _handle)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Keeps the signals that ask from processes that are started in the block, until they are prepared for them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

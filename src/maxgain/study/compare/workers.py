@@ -6,14 +6,14 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ import torch
 
 from maxgain.errors import RecipeError, RunError
 
+from .. import signals
 from ..data import table as datasets
 from ..data.splits import Dataset
 from ..recipes import Recipe
@@ -41,22 +42,25 @@ def in_processes(
     """Works on the jobs, so many at a time, and yields each with what came of it as soon as it is done.
 
     A job is taken from `jobs` no sooner than a process is free for it, so what is worth doing next may depend on what
-    came of the jobs before. Where one raises, or Ctrl-C is pressed, the others save themselves and stop.
+    came of the jobs before. Where one raises, or this process is asked to stop, the others save themselves and stop.
     """
     upcoming = iter(jobs)
     older = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
+    _start_quiet_tracker()
+    running: dict[Future[Outcome], Job] = {}
     with ProcessPoolExecutor(processes, context, initializer=_prepare) as pool:
-        with _interrupts_ignored():  # by the processes, from their first moment on
-            running: dict[Future[Outcome], Job] = {pool.submit(work, job): job for job in islice(upcoming, processes)}
         try:
+            with signals.held():  # by the processes too, until they are prepared
+                for job in islice(upcoming, processes):
+                    running[pool.submit(work, job)] = job
             while running:
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     yield running.pop(future), future.result()
                     running |= {pool.submit(work, job): job for job in islice(upcoming, 1)}
         except BrokenProcessPool as error:
             raise RunError(
-                "a training process was killed, perhaps for want of memory: the same command goes on from here, "
+                "a training process was killed, perhaps because memory ran out: the same command goes on from here, "
                 "and fewer --jobs need less memory."
             ) from error
         finally:
@@ -97,28 +101,32 @@ _loaded = lru_cache(maxsize=1)(datasets.load)
 
 
 def _stop(running: Collection[Future[Outcome]], processes: Collection[BaseProcess]) -> None:
-    """Passes Ctrl-C on to the runs, which save themselves, and ends what does not listen."""
+    """Asks the runs to stop, which save themselves, and ends what does not listen."""
     for pid in (process.pid for process in processes if process.pid is not None):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGINT)
     if wait(running, timeout=PATIENCE).not_done:
         for process in processes:
-            process.terminate()
+            process.kill()
 
 
-@contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _start_quiet_tracker() -> None:
+    """Starts Python's keeper of semaphores, told to clean up without a word after a process that was ended at once."""
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [before, "ignore:resource_tracker:UserWarning"]))
     try:
-        yield
+        resource_tracker.ensure_running()
     finally:
-        signal.signal(signal.SIGINT, before)
+        os.environ.pop("PYTHONWARNINGS")
+        if before is not None:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 def _prepare() -> None:
-    """Makes a worker: one thread, out of reach of the terminal's Ctrl-C, and no life after its parent's."""
+    """Makes a worker: one thread, out of reach of the terminal, asked and never interrupted, gone with its parent."""
     torch.set_num_threads(1)
     os.setpgid(0, 0)
+    signals.defer_for_good()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
