@@ -1,0 +1,143 @@
+"""The fused kernel computes what the plain path computes; and whatever it does not know takes the plain path."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maxgain import MaxGain
+from maxgain.kernels import Part, measure, measuring, record
+
+each_p = pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
+FORMATS = [torch.contiguous_format, torch.channels_last]
+
+
+def measured(part: Part, dims: int, p: float) -> tuple[float, int]:
+    device = part.x.device
+    maxima, dropped = torch.full((3,), -1.0, device=device), torch.zeros(3, dtype=torch.int64, device=device)
+    measure(maxima, dropped, 1, part, dims, p)
+    assert maxima[0] == maxima[2] == -1, "other layers' entries are not touched"
+    return maxima[1].item(), int(dropped[1])
+
+
+def in_double(part: Part, dims: int, p: float) -> list[float]:
+    """Every instance's gain by the definition, in float64."""
+    x = part.x.double()
+    if part.form == "affine":
+        assert part.z is not None
+        z = part.z.double()
+        if part.vector is not None:
+            z = z - part.vector.to(part.z.dtype).double().view(-1, *[1] * (part.channel_dims - 1))
+    else:
+        assert part.vector is not None
+        assert part.variance is not None
+        scale = part.vector.double() / (part.variance.double() + part.eps).sqrt()
+        z = x * scale.view(-1, *[1] * (x.dim() - 2))
+    x, z = x.flatten(-dims), z.flatten(-dims)
+    ratio = torch.linalg.vector_norm(z, p, -1) / torch.linalg.vector_norm(x, p, -1)
+    return torch.where((x == 0).all(-1), 0.0, ratio).flatten().tolist()
+
+
+def parts(device: str, dtype: torch.dtype, scale: float, memory_format: torch.memory_format) -> list[tuple[Part, int]]:
+    torch.manual_seed(0)
+    conv, dense = nn.Conv2d(3, 24, 3, padding=1).to(device), nn.Linear(33, 70).to(device)
+    x = (torch.randn(7, 3, 9, 10, device=device) * scale).to(dtype)
+    z = F.conv2d(x.double(), conv.weight.double(), padding=1)
+    rounded = conv.bias.to(dtype).double().view(-1, 1, 1)
+    rows = (torch.randn(5, 4, 33, device=device) * scale).to(dtype)
+    out = (rows.double() @ dense.weight.double().T + dense.bias.to(dtype).double()).to(dtype)
+    alpha, variance = torch.randn(3, device=device), torch.rand(3, device=device) + 0.1
+    x = x.contiguous(memory_format=memory_format)
+    with_bias, without = ((v.to(dtype).detach().contiguous(memory_format=memory_format)) for v in (z + rounded, z))
+    return [
+        (Part("affine", x, with_bias, conv.bias.detach(), None, 0.0, 3), 3),
+        (Part("affine", x, without, None, None, 0.0, 3), 3),
+        (Part("batch_norm", x, None, alpha, variance, 1e-5, 3), 3),
+        (Part("affine", rows, out.detach(), dense.bias.detach(), None, 0.0, 1), 1),
+        (Part("affine", rows, out.detach(), dense.bias.detach(), None, 0.0, 1), 2),
+    ]
+
+
+@each_p
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("memory_format", FORMATS)
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [(torch.float32, 1.0), (torch.float32, 1e-25), (torch.float32, 1e30), (torch.bfloat16, 1.0), (torch.float16, 9e3)],
+)
+def test_the_largest_gain_is_that_of_the_definition(p, device, memory_format, dtype, scale):
+    for part, dims in parts(device, dtype, scale, memory_format):
+        finite = [gain for gain in in_double(part, dims, p) if math.isfinite(gain)]
+        largest, dropped = measured(part, dims, p)
+        assert largest == pytest.approx(max(finite), rel=1e-5)
+        assert dropped == len(in_double(part, dims, p)) - len(finite)
+
+
+@each_p
+@pytest.mark.parametrize("device", DEVICES)
+def test_instances_that_are_not_finite_are_dropped_and_zeros_have_no_gain(p, device):
+    x = torch.randn(6, 2, 4, 4, device=device)
+    x[1], x[2, 0, 0, 0], x[3, 0, 0, 1], x[4] = math.nan, math.inf, -math.inf, 0.0
+    part = Part("affine", x, 2 * x, None, None, 0.0, 3)
+    largest, dropped = measured(part, 3, p)
+    assert largest == pytest.approx(2, rel=1e-6)
+    assert dropped == 3
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_strides_that_the_kernel_does_not_know_are_measured_all_the_same(device):
+    x = torch.randn(4, 3, 8, 8, device=device)[:, :, ::2]
+    part = Part("affine", x, 3 * x, None, None, 0.0, 3)
+    assert measured(part, 3, 2.0)[0] == pytest.approx(3, rel=1e-6)
+    assert measuring._layout(x.shape, x.stride()) is None
+
+
+def test_a_layout_is_known_where_every_instance_lies_in_one_piece():
+    x = torch.empty(4, 3, 8, 8)
+    cases: dict[str | None, Tensor] = {
+        "contiguous": x,
+        "channels_last": x.contiguous(memory_format=torch.channels_last),
+        None: x.transpose(0, 1),
+    }
+    for layout, tensor in cases.items():
+        assert measuring._layout(tensor.shape, tensor.stride()) == layout
+    assert measuring._layout((4, 0, 2), (0, 2, 1)) in ("contiguous", None)
+    assert measuring._layout((1, 5), (7, 1)) == "contiguous", "a stride that nobody steps over does not matter"
+
+
+def test_recording_keeps_the_largest_and_counts_what_is_not_finite():
+    maxima, dropped = torch.full((2,), -1.0), torch.zeros(2, dtype=torch.int64)
+    for gains in ([1.0, 3.0], [2.0, math.nan], [math.inf, 0.5]):
+        record(maxima, dropped, 1, torch.tensor(gains))
+    assert maxima.tolist() == [-1, 3]
+    assert dropped.tolist() == [0, 2]
+
+
+@needs_gpu
+@pytest.mark.parametrize("measure_when", ["stale", "fresh"])
+def test_a_gpu_projects_as_a_cpu_does(measure_when: Any) -> None:
+    def train(device: str) -> tuple[nn.Module, MaxGain]:
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(128, 4)
+        )
+        model.to(device)
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        constraint = MaxGain(model, {"4": 0.2, "*": 0.5}, measure=measure_when).attach(optimiser)
+        for step in range(5):
+            x = torch.randn(6, 3, 6, 6, generator=torch.Generator().manual_seed(step)).to(device)
+            model(x).square().mean().backward()
+            optimiser.step()
+            optimiser.zero_grad()
+        return model, constraint
+
+    (one, mine), (other, theirs) = train("cpu"), train("cuda")
+    assert any(scale < 1 for scale in mine.scales.values())
+    assert theirs.gains == pytest.approx(mine.gains, rel=1e-3)
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b.cpu(), rtol=1e-3, atol=1e-4)
