@@ -21,6 +21,7 @@ from . import capture
 from .data.splits import Dataset, Split
 from .evaluate import Score, to_float
 from .models import build
+from .ranks import ALONE, Ranks
 from .recipes import Recipe
 from .regularisers import PenaltyInputs, noise_for
 
@@ -45,12 +46,14 @@ class Epoch:
 class Training:
     """A model in training: everything there is between two steps."""
 
-    def __init__(self, recipe: Recipe, dataset: Dataset, device: torch.device) -> None:
+    def __init__(self, recipe: Recipe, dataset: Dataset, device: torch.device, ranks: Ranks = ALONE) -> None:
         self.recipe = recipe
         self.device = device
         split = trained_on(recipe, dataset)
         self.images, self.labels = split.images.to(device), split.labels.to(device)
         self.batch_size = min(recipe.batch_size, len(split))
+        self.ranks = ranks
+        self.share = ranks.share_of(self.batch_size)
         with capture.setting_up:
             torch.manual_seed(recipe.seed)
             self.model = build_model(recipe, dataset, device)
@@ -93,8 +96,10 @@ class Training:
         index = self.order[self.position + self._within_batch]
         labels = self.labels[index]
         images = to_float(augmented(self.images, index) if self.recipe.augment else self.images[index])
+        images, labels = images[self.share], labels[self.share]
         images.requires_grad_(self.differentiates_images)
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast):
+        autocast = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast)
+        with autocast, self.ranks.as_whole(self.batch_size):
             logits = self.forward(images.contiguous(memory_format=self.memory_format))
         logits = logits.float()
         loss = F.cross_entropy(logits, labels)
@@ -102,11 +107,14 @@ class Training:
         objective = loss
         for penalty, number in self.penalties:
             objective = objective + penalty(inputs, number)
+        loss, objective = (self.ranks.part_of(mean, self.batch_size) for mean in (loss.detach(), objective))
         objective.backward()  # type: ignore[no-untyped-call]
+        hits = (logits.argmax(dim=1) == labels).sum()
+        self.ranks.add_up([*(p.grad for p in self.model.parameters() if p.grad is not None), loss, hits])
         self.optimiser.step()
         self.optimiser.zero_grad()
-        self.loss += loss.detach()
-        self.hits += (logits.argmax(dim=1) == labels).sum()
+        self.loss += loss
+        self.hits += hits
         self.position += self.batch_size
 
     def begin_epoch(self) -> None:

@@ -1,0 +1,215 @@
+"""Several processes that train one network together: ``torchrun --nproc-per-node 4 -m maxgain train ...``.
+
+Every rank takes its share of every batch, and what is random is drawn for the whole batch on all of them. So each rank
+has the weights, the random numbers and the scores that one process alone would have, but for the order in which sums
+are rounded. Rank 0 alone evaluates, writes and speaks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from maxgain.errors import MaxGainError, RecipeError, RunError
+
+from .wording import clause
+
+Value = TypeVar("Value")
+
+PATIENCE = timedelta(hours=1)
+"""How long a rank waits for the others, of which rank 0 evaluates in between. A rank that dies is noticed at once."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Which of how many processes this is: the only one, unless torchrun started several."""
+
+    rank: int = 0
+    count: int = 1
+
+    @classmethod
+    def started(cls) -> Ranks:
+        """As torchrun started this process."""
+        if not dist.is_available() or not dist.is_torchelastic_launched():
+            return cls()
+        return cls(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that evaluates, writes and speaks."""
+        return self.rank == 0
+
+    @contextmanager
+    def joined(self, device: torch.device) -> Iterator[None]:
+        """Within this context the ranks can exchange what lies on their devices; a rank that is lost ends them all."""
+        if self.count == 1:
+            yield
+            return
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+        try:
+            yield
+        except RuntimeError as error:
+            if _is_loss(error):
+                raise RunError(
+                    f"rank {self.rank} has lost the others, so the run ends here: --resume goes on."
+                ) from error
+            raise
+        finally:
+            dist.destroy_process_group()
+
+    def ready(self, prepare: Callable[[], Value]) -> Value:
+        """What ``prepare`` returns. Where it fails on one rank it fails on all of them, in that rank's words."""
+        if self.count == 1:
+            return prepare()
+        made: list[Value] = []
+        error: MaxGainError | None = None
+        try:
+            made.append(prepare())
+        except MaxGainError as caught:
+            error = caught
+        told: list[str | None] = [None] * self.count
+        dist.all_gather_object(told, None if error is None else str(error))
+        if error is not None and len(set(told)) == 1:  # the same everywhere, so where it happened says nothing
+            raise error
+        for rank, sentence in enumerate(told):
+            if sentence is not None:
+                raise RunError(f"rank {rank} cannot begin: {clause(sentence)}.")
+        return made[0]
+
+    def share_of(self, batch_size: int) -> slice:
+        """The images of a batch that are this rank's."""
+        if batch_size < self.count:
+            raise RecipeError(
+                f"{self.count} ranks cannot share a batch of {batch_size}: start fewer, or use a larger --batch-size."
+            )
+        return slice(batch_size * self.rank // self.count, batch_size * (self.rank + 1) // self.count)
+
+    def as_whole(self, batch_size: int) -> AbstractContextManager[Any]:
+        """Within this context a forward pass of the rank's share gives what it would give within the whole batch."""
+        return nullcontext() if self.count == 1 else _AsWhole(batch_size, self.share_of(batch_size))
+
+    def part_of(self, mean: Tensor, batch_size: int) -> Tensor:
+        """What a mean over this rank's share, or a number that all ranks have, adds to that of the whole batch."""
+        share = self.share_of(batch_size)
+        return mean if self.count == 1 else mean * ((share.stop - share.start) / batch_size)
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Puts the sum over all ranks into each of the tensors, in one exchange, of the first one's type."""
+        if self.count == 1:
+            return
+        packed = torch.cat([tensor.reshape(-1).to(tensors[0].dtype) for tensor in tensors])
+        dist.all_reduce(packed)
+        parts = torch.split(packed, [tensor.numel() for tensor in tensors])
+        torch._foreach_copy_(list(tensors), [part.view_as(one) for part, one in zip(parts, tensors, strict=True)])
+
+    def from_first(self, value: Value) -> Value:
+        """What rank 0 has, on every rank."""
+        if self.count == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+
+ALONE = Ranks()
+
+
+def _is_loss(error: RuntimeError) -> bool:
+    """Whether an exchange failed because somebody is no longer there."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
+
+
+class _AsWhole(TorchFunctionMode):
+    """Does for a share of a batch what cannot be done image by image: noise, and the statistics of batch norm.
+
+    Noise is drawn for the whole batch, as a process alone would, of which this rank keeps its share. The mean and the
+    variance of batch norm are those of all ranks' images; torch's ``SyncBatchNorm`` is for GPUs alone, and another type
+    of layer.
+    """
+
+    def __init__(self, batch_size: int, share: slice) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+        self.share = share
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function is F.batch_norm:
+            return self._batch_norm(*args, **kwargs)
+        if function is F.dropout:
+            return self._dropout(*args, **kwargs)
+        if function in (torch.rand_like, torch.randn_like):
+            return function(self._whole(args[0]), *args[1:], **kwargs)[self.share]
+        return function(*args, **kwargs)
+
+    def _whole(self, x: Tensor) -> Tensor:
+        """A tensor like x, laid out in memory as x is, with a row for every image of the batch."""
+        return torch.empty_strided((self.batch_size, *x.shape[1:]), x.stride(), dtype=x.dtype, device=x.device)
+
+    def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002
+        if not training:
+            return input
+        return input * F.dropout(torch.ones_like(self._whole(input)), p)[self.share]
+
+    def _batch_norm(
+        self,
+        input: Tensor,  # noqa: A002 - torch calls it so, and names it
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        if not training:
+            return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+        x = input.to(torch.promote_types(input.dtype, torch.float32))
+        instances = self.batch_size * x[0, 0].numel()
+        mean, variance = self._moments(x, instances)
+        with torch.no_grad():
+            if running_mean is not None and running_var is not None:
+                running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+                running_var.lerp_((variance * (instances / (instances - 1))).to(running_var.dtype), momentum)
+        by_channel = (1, -1, *(1 for _ in x.shape[2:]))
+        scale = weight * (variance + eps).rsqrt().to(x.dtype)
+        return ((x - mean.to(x.dtype).view(by_channel)) * scale.view(by_channel) + bias.view(by_channel)).to(
+            input.dtype
+        )
+
+    def _moments(self, x: Tensor, instances: int) -> tuple[Tensor, Tensor]:
+        """Mean and variance of every channel over all ranks, added up in double precision as squares cancel."""
+        over = [dim for dim in range(x.dim()) if dim != 1]
+        variance, mean = (moment.double() for moment in torch.var_mean(x, over, correction=0))
+        of_share = x.numel() // x.shape[1] / instances
+        moments = torch.stack([mean, variance + mean.square()]) * of_share
+        mean, square = _SumOverRanks.apply(moments)  # type: ignore[no-untyped-call]
+        return mean, square - mean.square()
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """The sum of all ranks' tensors. So is its gradient, as every rank's loss depends on every rank's tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        total = tensor.contiguous().clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _SumOverRanks.apply(gradient)  # type: ignore[no-untyped-call]
