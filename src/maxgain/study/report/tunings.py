@@ -70,11 +70,11 @@ def _by_fold(tuning: Records, runs: Iterable[Record]) -> list[Tuning]:
             if run["recipe"] == recipe and run["regulariser"] == regulariser and run.get("tuned")
         }
         words = [text if fold is None else f"{text} on fold {fold}" for fold, text in sorted(choices, key=str)]
-        tunings.append(Tuning(title, _averaged(trials), None, f"Chosen: {', '.join(words) or 'nothing yet'}."))
+        tunings.append(Tuning(title, averaged(trials), None, f"Chosen: {', '.join(words) or 'nothing yet'}."))
     return tunings
 
 
-def _averaged(trials: Sequence[Record]) -> tuple[dict[str, Any], ...]:
+def averaged(trials: Sequence[Record]) -> tuple[dict[str, Any], ...]:
     """One row a point; a point that failed anywhere has no mean."""
     points: dict[tuple[tuple[str, float], ...], list[Record]] = {}
     for trial in trials:
