@@ -1,6 +1,7 @@
 """The pages under docs/: links lead somewhere, tables and figures are made from what was measured, prose quotes it."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -12,16 +13,22 @@ from xml.etree import ElementTree
 
 import pytest
 
+import maxgain
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 NUMBERS = DOCS / "figures" / "numbers.json"
 PAGES = sorted(DOCS.glob("*.md"))
-MEASURED = [page for page in PAGES if "<!-- table:" in page.read_text(encoding="utf-8")]
+OUTSIDE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "examples" / "README.md"]
+TABLE = re.compile(r"<!-- table: ([\w-]+) -->")
+MEASURED = {page: TABLE.findall(page.read_text(encoding="utf-8")) for page in PAGES}
+MEASURED = {page: names for page, names in MEASURED.items() if names}
+"""The pages that show measurements, and the names of those."""
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 QUOTED_FROM_THE_PAPER = {"2.006"}
 LARGEST_FIGURE = 150_000
 
-named = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+named = pytest.mark.parametrize("page", [*PAGES, *OUTSIDE], ids=lambda page: str(page.relative_to(ROOT)))
 measured = pytest.mark.parametrize("page", MEASURED, ids=lambda page: page.stem)
 
 
@@ -72,7 +79,7 @@ def test_prose_quotes_what_was_measured(page):
     text = page.read_text(encoding="utf-8")
     tables = "\n".join(line for line in text.splitlines() if line.startswith("|"))
     numbers = json.loads(NUMBERS.read_text(encoding="utf-8"))
-    leaves = list(chain(numbers_in(numbers[page.stem]), numbers_in(numbers["of all"])))
+    leaves = [leaf for name in ("of all", *MEASURED[page]) for leaf in numbers_in(numbers[name])]
     prose = re.sub(r"^```.*?^```|`[^`]*`|^\|.*?$", "", text, flags=re.MULTILINE | re.DOTALL)
     quoted = set(re.findall(r"\d+\.\d+", prose)) - QUOTED_FROM_THE_PAPER - set(re.findall(r"\d+\.\d+", tables))
     unknown = {
@@ -84,22 +91,35 @@ def test_prose_quotes_what_was_measured(page):
 @measured
 def test_figures_are_small_and_made_by_the_script(page, scripted):
     quick, redrawn = scripted
-    name = f"{page.stem}.svg"
-    assert f"figures/{name}" in LINK.findall(page.read_text(encoding="utf-8"))
-    for figure in (DOCS / "figures" / name, redrawn / "figures" / name, quick / "figures" / name):
-        content = figure.read_bytes()
-        assert len(content) < LARGEST_FIGURE
-        assert "prefers-color-scheme: dark" in content.decode()
-        drawn = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(content).iter()}
-        assert {"path", "text"} <= drawn
+    for name in MEASURED[page]:
+        assert f"figures/{name}.svg" in LINK.findall(page.read_text(encoding="utf-8"))
+        for folder in (DOCS, redrawn, quick):
+            content = (folder / "figures" / f"{name}.svg").read_bytes()
+            assert len(content) < LARGEST_FIGURE
+            assert "prefers-color-scheme: dark" in content.decode()
+            drawn = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(content).iter()}
+            assert {"path", "text"} <= drawn
 
 
 def test_a_quick_run_replaces_numbers_and_tables(scripted):
     quick, _ = scripted
     numbers = json.loads((quick / "figures" / "numbers.json").read_text(encoding="utf-8"))
-    assert set(numbers) == {"of all", *(page.stem for page in MEASURED)}
+    assert set(numbers) == {"of all", *chain.from_iterable(MEASURED.values())}
     for page in MEASURED:
         assert (quick / page.name).read_text(encoding="utf-8") != page.read_text(encoding="utf-8")
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    """Every page is in the contents, every link leads somewhere, every name of the reference exists."""
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    reference = (tmp_path / "site" / "api" / "method" / "index.html").read_text(encoding="utf-8")
+    public = re.findall(r"^from .* as ([a-zA-Z]\w+)$", Path(maxgain.__file__).read_text(encoding="utf-8"), re.MULTILINE)
+    assert "MaxGain" in public
+    assert [name for name in public if f'id="maxgain.{name}"' not in reference] == []
 
 
 def headings(page):
