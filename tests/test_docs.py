@@ -1,5 +1,6 @@
 """The pages under docs/: links lead somewhere, tables and figures are made from what was measured, prose quotes it."""
 
+import inspect
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from urllib.parse import unquote
 from xml.etree import ElementTree
@@ -14,6 +16,7 @@ from xml.etree import ElementTree
 import pytest
 
 import maxgain
+import maxgain.monitor
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -109,6 +112,20 @@ def test_a_quick_run_replaces_numbers_and_tables(scripted):
         assert (quick / page.name).read_text(encoding="utf-8") != page.read_text(encoding="utf-8")
 
 
+PUBLIC = [
+    name
+    for name in re.findall(r"^from .* as ([a-zA-Z]\w+)$", Path(maxgain.__file__).read_text(encoding="utf-8"), re.M)
+    if callable(getattr(maxgain, name))
+]
+
+
+@pytest.mark.parametrize("name", [*PUBLIC, "functional.gain", "functional.project_", "monitor.Monitor"])
+def test_docstrings_list_every_argument(name):
+    thing = attrgetter(name)(maxgain)
+    described = re.findall(r"^ {4}(\w+): ", inspect.getdoc(thing).partition("Args:\n")[2], re.MULTILINE)
+    assert described == list(inspect.signature(thing).parameters)
+
+
 def test_the_site_builds_without_a_warning(tmp_path):
     """Every page is in the contents, every link leads somewhere, every name of the reference exists."""
     pytest.importorskip("mkdocs")
@@ -117,9 +134,8 @@ def test_the_site_builds_without_a_warning(tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     reference = (tmp_path / "site" / "api" / "method" / "index.html").read_text(encoding="utf-8")
-    public = re.findall(r"^from .* as ([a-zA-Z]\w+)$", Path(maxgain.__file__).read_text(encoding="utf-8"), re.MULTILINE)
-    assert "MaxGain" in public
-    assert [name for name in public if f'id="maxgain.{name}"' not in reference] == []
+    assert "MaxGain" in PUBLIC
+    assert [name for name in PUBLIC if f'id="maxgain.{name}"' not in reference] == []
 
 
 def headings(page):

@@ -38,8 +38,14 @@ def check_bound(bound: float, what: str = "gamma") -> float:
 def gain(z: Tensor, x: Tensor, p: float = 2.0, *, instance_dims: int | None = None) -> Tensor:
     """The gain ``‖z‖_p / ‖x‖_p`` of every instance, where ``z = Wx`` is a layer's linear part; 0 where ``x`` is 0.
 
-    The last ``instance_dims`` dimensions make up one instance and the ones before them count instances; by default
-    the first dimension counts. The result is in float32 at least, and not finite where z or x is not.
+    The result is in float32 at least, and not finite where z or x is not.
+
+    Args:
+        z: the layer's output without its bias.
+        x: the layer's input.
+        p: the norm, from 1 to ``inf``.
+        instance_dims: how many of the last dimensions make up one instance; those before them count instances. By
+            default the first dimension counts.
 
     >>> x = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
     >>> gain(2 * x, x)
@@ -129,6 +135,11 @@ def project_(weight: Tensor, gain: Tensor | float, gamma: float) -> Tensor:
     """``W ← W / max(1, gain / γ)``, in place: the nearest multiple of W whose gain is at most γ.
 
     A weight under its bound keeps its bits, and a gain that is not finite says nothing and changes nothing.
+
+    Args:
+        weight: W, which is changed.
+        gain: the largest gain that it showed; a tensor of several must broadcast against the weight.
+        gamma: the bound.
 
     >>> project_(torch.tensor([[6.0]]), gain=3.0, gamma=2.0)
     tensor([[4.]])

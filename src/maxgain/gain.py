@@ -29,21 +29,25 @@ class MaxGain(Constraint):
     Magnitudes*, 2018. After each optimiser step ``W ← W / max(1, γ̂ / γ)``, γ̂ being the largest gain over the
     instances of the batches since the last step.
 
-    ``gamma``: a bound for all layers, or a mapping of globs over dotted names to bounds, of which the first that
-    matches holds; ``inf`` measures without constraining.
-    ``p``: the norm, from 1 to ``inf``.
-    ``instance``: what one x is. ``'auto'``: a row of the last dimension for dense layers (so every token of a
-    sequence is one), a whole sample for convolutions and batch norm. ``'sample'``: a whole sample for every layer.
-    ``measure``: ``'stale'`` takes the gains of the forward that gave the gradient, as the paper does: it reads every
-    input and output once more. ``'fresh'`` keeps the inputs and applies the updated weight to them, so that after the
-    step the bound holds exactly on the batch; it costs a second forward through every layer and the memory of its
-    inputs.
-    ``every``: measure and project in every k-th step only, which is cheaper; between them gains may exceed γ.
-    ``include``, ``exclude``: globs over dotted names.
-    ``process_group``: whose ranks share their maxima; None is the default group, where one is initialised, and False
-    means: do not share.
-
     A measured gain is a lower bound of the layer's operator norm, not a Lipschitz constant.
+
+    Args:
+        model: whose layers are constrained: dense layers, convolutions, batch norm, and what was registered.
+        gamma: a bound for all layers, or a mapping of globs over dotted names to bounds, of which the first that
+            matches decides; ``inf`` measures without constraining.
+        p: the norm, from 1 to ``inf``.
+        instance: what one x is. ``'auto'``: a row of the last dimension for dense layers, so that every token of a
+            sequence is one, and a whole sample for convolutions and batch norm. ``'sample'``: a whole sample always.
+        measure: ``'stale'`` takes the gains of the forward that gave the gradient, as the paper does: it reads every
+            input and output once more. ``'fresh'`` keeps the inputs and applies the updated weight to them, so that
+            after the step the bound holds exactly on the batch; it costs a second forward through every layer and the
+            memory of its inputs.
+        every: measure and project in every k-th step only, which is cheaper; between them gains may exceed γ.
+        include: globs over dotted names: only these layers. None takes all but the scales of layer, group and RMS
+            norms.
+        exclude: globs over dotted names: not these layers.
+        process_group: whose ranks share their maxima; None is the default group, where one is initialised, and False
+            means: do not share.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

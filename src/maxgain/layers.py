@@ -198,10 +198,14 @@ def register_layer(
 ) -> None:
     """Teaches every constraint and report a layer type of your own.
 
-    ``instance_dims`` trailing dimensions of its input make up one instance: 1 for a dense layer, 3 for a
-    two-dimensional convolution. Without ``linear_part`` the layer computes ``Wx + bias``, or ``Wx`` if it has no
-    attribute ``bias``; otherwise ``linear_part(layer, input, output)`` returns the pair ``(x, Wx)``. Dividing the
-    parameter called ``weight`` must divide ``Wx``.
+    Args:
+        layer_type: the class, or its qualified name where it is not to be imported.
+        instance_dims: how many trailing dimensions of its input make up one instance: 1 for a dense layer, 3 for a
+            two-dimensional convolution.
+        linear_part: ``linear_part(layer, input, output)`` returns the pair ``(x, Wx)``. Without one the layer computes
+            ``Wx + bias``, or ``Wx`` if it has no attribute ``bias``.
+        weight: the name of the parameter. Dividing it must divide ``Wx``.
+        by_default: whether constraints take such layers in without being told to by ``include``.
 
     >>> class Scale(nn.Module):
     ...     def __init__(self):

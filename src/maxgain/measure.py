@@ -88,8 +88,13 @@ def measure_gains(
 ) -> GainReport:
     """Runs the batches through the model in evaluation mode and takes the gain of every instance in every layer.
 
-    A batch is a tensor, a tuple or list whose first item is the input, or a dictionary of keyword inputs. The model
-    may be any plain module, constrained or not; its modes and hooks are afterwards as they were.
+    Args:
+        model: any module, constrained or not; its modes and hooks are afterwards as they were.
+        batches: tensors, tuples or lists whose first item is the input, or dictionaries of keyword inputs.
+        p: the norm, from 1 to ``inf``.
+        instance: what one x is, as in ``MaxGain``.
+        include: globs over dotted names: only these layers.
+        exclude: globs over dotted names: not these layers.
 
     >>> report = measure_gains(nn.Linear(4, 2), [torch.randn(8, 4), torch.randn(8, 4)])
     >>> len(report.gains[""])

@@ -21,13 +21,16 @@ class MaxNorm(Constraint):
     Overfitting*, 2014. After each optimiser step ``w ← w / max(1, ‖w‖_p / c)`` for every unit's w: a row of a dense
     layer's W, the kernels that make up one output channel of a convolution.
 
-    ``bound``: c for all layers, or a mapping of globs over dotted names to bounds, of which the first that matches
-    holds. The paper finds 3 to 4 to work well.
-    ``p``: the norm, from 1 to ``inf``; the paper's is 2.
-    ``include``, ``exclude``: globs over dotted names. Normalisation layers have one scale per channel and no incoming
-    weights: they are left alone, and refused if they are included by name.
+    ``gains`` and ``scales`` are those of the largest unit of each layer. Normalisation layers have one scale per
+    channel and no incoming weights: they are left alone, and refused if they are included by name.
 
-    ``gains`` and ``scales`` are those of the largest unit of each layer.
+    Args:
+        model: whose layers are constrained.
+        bound: c for all layers, or a mapping of globs over dotted names to bounds, of which the first that matches
+            decides. The paper finds 3 to 4 to work well.
+        p: the norm, from 1 to ``inf``; the paper's is 2.
+        include: globs over dotted names: only these layers.
+        exclude: globs over dotted names: not these layers.
 
     >>> layer = nn.Linear(2, 2)
     >>> layer.weight.data = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
@@ -69,11 +72,14 @@ class WeightClip(Constraint):
     Arjovsky, Chintala and Bottou, *Wasserstein GAN*, 2017. After each optimiser step ``w ← w / max(1, |w| / c)`` for
     every entry w of a constrained weight, which is clipping to [-c, c]. Biases are left alone.
 
-    ``bound``: c for all layers, or a mapping of globs over dotted names to bounds, of which the first that matches
-    holds. The paper's is 0.01, for a critic without batch normalisation; classifiers need more.
-    ``include``, ``exclude``: globs over dotted names.
-
     ``gains`` and ``scales`` are those of the largest weight of each layer.
+
+    Args:
+        model: whose layers are constrained.
+        bound: c for all layers, or a mapping of globs over dotted names to bounds, of which the first that matches
+            decides. The paper's is 0.01, for a critic without batch normalisation; classifiers need more.
+        include: globs over dotted names: only these layers.
+        exclude: globs over dotted names: not these layers.
 
     >>> layer = nn.Linear(2, 1)
     >>> layer.weight.data = torch.tensor([[3.0, -0.25]])

@@ -117,15 +117,20 @@ def operator_norms(
 ) -> NormReport:
     """The operator norm of every layer at the input size that it has in a forward of ``example_input``.
 
-    The example is a tensor, a tuple or list whose first item is the input, or a dictionary of keyword inputs. The
-    model is measured in evaluation mode; its modes and hooks are afterwards as they were. A batch-norm layer is
-    ``diag(α / sqrt(running_var + ε))``; other normalisation layers, if they are included, count with their scales
-    alone, for what they do besides is not linear.
+    A batch-norm layer is ``diag(α / sqrt(running_var + ε))``; other normalisation layers, if they are included, count
+    with their scales alone, because what they do besides is not linear. p = 1 and p = inf are exact sums of absolute
+    values. p = 2 is a power iteration with the layer's own forward and its transpose, that keeps the last vectors and
+    takes the best of their combinations (Lanczos' method).
 
-    p = 1 and p = inf are exact sums of absolute values. p = 2 is a power iteration with the layer's own forward and
-    its transpose, that keeps the last vectors and takes the best of their combinations (Lanczos' method). It ends
-    when the residual ``‖WᵀWv − s²v‖ / s²`` is at most ``tolerance``, or after ``max_iterations`` products with
-    ``WᵀW``; ``start``, an earlier report, lets it begin where that one ended.
+    Args:
+        model: measured in evaluation mode; its modes and hooks are afterwards as they were.
+        example_input: a tensor, a tuple or list whose first item is the input, or a dictionary of keyword inputs.
+        p: 1, 2 or ``inf``.
+        include: globs over dotted names: only these layers.
+        exclude: globs over dotted names: not these layers.
+        tolerance: p = 2 is done when the residual ``‖WᵀWv − s²v‖ / s²`` is at most this.
+        max_iterations: or after this many products with ``WᵀW``.
+        start: an earlier report; the iteration begins where that one ended.
 
     >>> report = operator_norms(nn.Linear(2, 2), torch.zeros(1, 2), p=1)
     >>> list(report.norms)

@@ -27,18 +27,23 @@ class Lipschitz(Constraint):
     Gouk, Frank, Pfahringer and Cree, *Regularisation of Neural Networks by Enforcing Lipschitz Continuity*, 2018.
     After each optimiser step ``W ← W / max(1, ‖W‖_p / λ)``.
 
-    ``bound``: a bound for all layers, or a mapping of globs over dotted names to bounds, of which the first that
-    matches holds; ``inf`` measures without constraining.
-    ``p``: 1 (the largest absolute column sum of W), 2 (its largest singular value) or ``inf`` (its largest absolute
-    row sum). A convolution's W belongs to the size of its input, which is taken from the forwards: the largest one
-    seen, in training or evaluation. A batch-norm layer's W is ``diag(α / sqrt(running_var + ε))``.
-    ``iterations``: for p = 2 the norm is approached from below by so many power iterations a step, with the layer's
-    own forward and transpose, begun where the last step's ended. Weights move little from step to step, so one is
-    enough to follow them, as a rule to within a per cent; ``operator_norms`` shows how close it is, and further calls
-    of ``step()`` bring it closer.
-    ``include``, ``exclude``: globs over dotted names.
-    ``process_group``: whose ranks share their norms; None is the default group, where one is initialised, and False
-    means: do not share.
+    A convolution's W belongs to the size of its input, which is taken from the forwards: the largest one seen, in
+    training or evaluation. A batch-norm layer's W is ``diag(α / sqrt(running_var + ε))``.
+
+    Args:
+        model: whose layers are constrained.
+        bound: a bound for all layers, or a mapping of globs over dotted names to bounds, of which the first that
+            matches decides; ``inf`` measures without constraining.
+        p: 1 (the largest absolute column sum of W), 2 (its largest singular value) or ``inf`` (its largest absolute row
+            sum).
+        iterations: how many power iterations per step approach the norm from below, for p = 2, with the layer's own
+            forward and transpose, begun where the last step's ended. Weights move little from step to step, so one is
+            enough to follow them, as a rule to within a per cent; ``operator_norms`` shows how close it is, and further
+            calls of ``step()`` bring it closer.
+        include: globs over dotted names: only these layers.
+        exclude: globs over dotted names: not these layers.
+        process_group: whose ranks share their norms; None is the default group, where one is initialised, and False
+            means: do not share.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -54,15 +54,20 @@ def sampled_slope(
 ) -> SampledSlope:
     """A lower bound of the Lipschitz constant of the network in evaluation mode, from the inputs in ``batches``.
 
-    The slope is taken between ``pairs`` pairs of inputs drawn at random, between ``neighbours`` inputs and the input
-    nearest to each, and at ``points`` inputs along the direction that ``iterations`` steps of a power method (Boyd's,
-    for any p from 1 to ``inf``) find steepest. Each is a slope of the network, so none exceeds its Lipschitz
-    constant; how far below they stay is not known. Where the network has a kink at an input (a ReLU that is given 0),
-    its derivative is what autograd takes for it.
+    Each sample is a slope of the network, so none exceeds its Lipschitz constant; how far below they stay is not
+    known. Where the network has a kink at an input (a ReLU that is given 0), its derivative is what autograd takes for
+    it.
 
-    A batch is a tensor of inputs, or a tuple or list whose first item is one. All inputs are kept in memory, so give
-    as many as are to be looked at. The model must return one tensor whose first dimension is the input's; its modes,
-    hooks and gradients are afterwards as they were.
+    Args:
+        model: returns one tensor whose first dimension is the input's; its modes, hooks and gradients are afterwards as
+            they were.
+        batches: tensors of inputs, or tuples or lists whose first item is one. All are kept in memory.
+        p: the norm, from 1 to ``inf``.
+        pairs: how many pairs of inputs, drawn at random, slopes are taken between.
+        neighbours: for how many inputs the slope to the nearest other input is taken.
+        points: at how many inputs the steepest direction is sought.
+        iterations: how many steps of a power method (Boyd's, for any p) seek it.
+        seed: of the random choices.
 
     >>> slope = sampled_slope(nn.Linear(3, 3), [torch.randn(8, 3)])
     >>> slope.value >= slope.random_pairs
