@@ -36,43 +36,64 @@ def _per_channel(data, position, size, vector, variance, eps,
 
 
 @triton.jit
-def _norm(data, row, size, scale, usable, vector, variance, eps,
-          FORM: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr,
-          P: tl.constexpr, SCALED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Each instance's sum of powers of its entries, divided by ``scale`` first if ``SCALED``; the largest for P = 0.
+def _tile(data, row, size, position, usable):
+    """A tile of the instances' entries in float32, 0 beyond their end; and where it is within them."""
+    mask = usable[:, None] & (position < size)[None, :]
+    return tl.load(data + row[:, None] * size + position[None, :], mask=mask, other=0.0).to(tl.float32), mask
 
-    The largest is nan if an entry is not finite, which a maximum alone would hide.
+
+@triton.jit
+def _added(total, spoiled, entry, scale, P: tl.constexpr, SCALED: tl.constexpr):
+    """The totals with the powers of a tile's entries, divided by ``scale`` first if ``SCALED``."""
+    if SCALED:
+        entry = entry / scale[:, None]
+    if P == 2:
+        total += entry * entry
+    if P == 1:
+        total += tl.abs(entry)
+    if P == 0:  # the largest; a maximum alone would hide an entry that is not finite
+        total = tl.maximum(total, tl.abs(entry))
+        spoiled += entry * 0.0
+    return total, spoiled
+
+
+@triton.jit
+def _norms(x, z, row, x_size, z_size, x_scale, z_scale, usable, vector, variance, eps,
+           FORM: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr,
+           P: tl.constexpr, SCALED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """The sums of powers of x and of Wx for each instance (the largest entries for P = 0, nan if one is not finite).
+
+    Both are read in one loop, so that their loads wait for memory together.
     """
     # In channels_last every tile begins with channel 0, so what belongs to its positions is the same for all tiles.
     SAME: tl.constexpr = INNER == 1 and CHANNELS > 0 and BLOCK % max(CHANNELS, 1) == 0
     column = tl.arange(0, BLOCK)
-    total = tl.zeros([ROWS, BLOCK], tl.float32)
-    spoiled = tl.zeros([ROWS, BLOCK], tl.float32)
+    x_total = tl.zeros([ROWS, BLOCK], tl.float32)
+    z_total = tl.zeros([ROWS, BLOCK], tl.float32)
+    x_spoiled = tl.zeros([ROWS, BLOCK], tl.float32)
+    z_spoiled = tl.zeros([ROWS, BLOCK], tl.float32)
     value = tl.zeros([BLOCK], tl.float32)
     if FORM != PLAIN and SAME:
-        value = _per_channel(data, column, size, vector, variance, eps, FORM, INNER, CHANNELS)
-    for start in range(0, size, BLOCK):
+        value = _per_channel(z, column, z_size, vector, variance, eps, FORM, INNER, CHANNELS)
+    for start in range(0, tl.maximum(x_size, z_size), BLOCK):
         position = start + column
-        mask = usable[:, None] & (position < size)[None, :]
-        entry = tl.load(data + row[:, None] * size + position[None, :], mask=mask, other=0.0).to(tl.float32)
+        x_entry, mask = _tile(x, row, x_size, position, usable)
+        z_entry = x_entry
+        if FORM != NORMALISED:
+            z_entry, mask = _tile(z, row, z_size, position, usable)
         if FORM != PLAIN and not SAME:
-            value = _per_channel(data, position, size, vector, variance, eps, FORM, INNER, CHANNELS)
+            value = _per_channel(z, position, z_size, vector, variance, eps, FORM, INNER, CHANNELS)
         if FORM == BIASED:
-            entry = tl.where(mask, entry - value[None, :], 0.0)
+            z_entry = tl.where(mask, z_entry - value[None, :], 0.0)
         if FORM == NORMALISED:
-            entry = entry * value[None, :]
-        if SCALED:
-            entry = entry / scale[:, None]
-        if P == 2:
-            total += entry * entry
-        if P == 1:
-            total += tl.abs(entry)
-        if P == 0:
-            total = tl.maximum(total, tl.abs(entry))
-            spoiled += entry * 0.0
+            z_entry = x_entry * value[None, :]
+        x_total, x_spoiled = _added(x_total, x_spoiled, x_entry, x_scale, P, SCALED)
+        z_total, z_spoiled = _added(z_total, z_spoiled, z_entry, z_scale, P, SCALED)
     if P == 0:
-        return tl.max(total, 1) + tl.sum(spoiled, 1)
-    return tl.sum(total, 1)
+        x_norm, z_norm = tl.max(x_total, 1) + tl.sum(x_spoiled, 1), tl.max(z_total, 1) + tl.sum(z_spoiled, 1)
+    else:
+        x_norm, z_norm = tl.sum(x_total, 1), tl.sum(z_total, 1)
+    return x_norm, z_norm
 
 
 @triton.jit(do_not_specialize=["index"])  # one compiled kernel serves layers that differ in nothing else
@@ -88,23 +109,21 @@ def gains_kernel(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     usable = row < rows
     one = tl.full([ROWS], 1.0, tl.float32)
-    x_norm = _norm(x, row, x_size, one, usable, vector, variance, eps, PLAIN, 1, 1, P, False, ROWS, BLOCK)
-    z_norm = _norm(z, row, z_size, one, usable, vector, variance, eps, FORM, INNER, CHANNELS, P, False, ROWS, BLOCK)
+    x_norm, z_norm = _norms(x, z, row, x_size, z_size, one, one, usable, vector, variance, eps,
+                            FORM, INNER, CHANNELS, P, False, ROWS, BLOCK)  # fmt: skip
     scale_ratio = one
     if P != 0:
         trusted = (x_norm > SMALLEST_TRUSTED) & (x_norm < LARGEST_TRUSTED)
         trusted &= (z_norm > SMALLEST_TRUSTED) & (z_norm < LARGEST_TRUSTED)
         if tl.min((trusted | ~usable).to(tl.int32), 0) == 0:
-            x_scale = _norm(x, row, x_size, one, usable, vector, variance, eps, PLAIN, 1, 1, 0, False, ROWS, BLOCK)
-            z_scale = _norm(z, row, z_size, one, usable, vector, variance, eps, FORM, INNER, CHANNELS,
-                            0, False, ROWS, BLOCK)  # fmt: skip
+            x_scale, z_scale = _norms(x, z, row, x_size, z_size, one, one, usable, vector, variance, eps,
+                                      FORM, INNER, CHANNELS, 0, False, ROWS, BLOCK)  # fmt: skip
             # A comparison and not a maximum, which would lose a nan.
             x_scale = tl.where(x_scale < TINY, TINY, x_scale)
             z_scale = tl.where(z_scale < TINY, TINY, z_scale)
             scale_ratio = z_scale / x_scale
-            x_norm = _norm(x, row, x_size, x_scale, usable, vector, variance, eps, PLAIN, 1, 1, P, True, ROWS, BLOCK)
-            z_norm = _norm(z, row, z_size, z_scale, usable, vector, variance, eps, FORM, INNER, CHANNELS,
-                           P, True, ROWS, BLOCK)  # fmt: skip
+            x_norm, z_norm = _norms(x, z, row, x_size, z_size, x_scale, z_scale, usable, vector, variance, eps,
+                                    FORM, INNER, CHANNELS, P, True, ROWS, BLOCK)  # fmt: skip
     if P == 2:
         x_norm, z_norm = tl.sqrt(x_norm), tl.sqrt(z_norm)
     ratio = scale_ratio * (z_norm / x_norm)
