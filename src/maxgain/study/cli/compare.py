@@ -18,7 +18,7 @@ from ..compare.jobs import Job, Pairing
 from ..compare.question import Question, against, contrasts, remember
 from ..compare.records import Record
 from ..compare.statistics import Difference, Summary
-from ..compare.workers import process_count
+from ..compare.workers import runs_at_once
 from ..files import write_json
 from ..locks import alone_in
 from ..recipes import Recipe, recipe_named
@@ -83,6 +83,8 @@ class Options(Common):
     jobs: int | None = None
     """runs at a time, each in a process with one thread, so that no result depends on it (default: one per core, or
     one on a GPU)"""
+    per_gpu: int | None = None
+    """on a GPU, runs at a time, side by side from one process; no result depends on it (default: 1)"""
     out: Path | None = None
     """the comparison's folder (default: compare- and the recipe)"""
     data: DataFolder = None
@@ -116,7 +118,7 @@ def compared(options: Options, screen: Screen) -> tuple[Comparison, Place]:
     named = dict(zip(options.regularisers, names, strict=True))
     recipe = replace(options.recipe, train_on="train" if options.hold_out else "train+validation")
     pairing = _pairing(options, recipe)
-    processes = process_count(options.jobs, options.device)
+    processes = runs_at_once(options.jobs, options.per_gpu, options.device)
     place = Place(options.out or Path(f"compare-{recipe.name}"), options.data, options.device)
     grids = [tuning_rule.Grid.parsed(text) for text in options.grid]
     tuning_rule.refuse_unused(grids, names)

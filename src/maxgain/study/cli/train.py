@@ -14,6 +14,7 @@ from rich.progress import Progress
 
 from maxgain.errors import MissingExtraError
 
+from ..capture import Speed
 from ..cost import training_seconds
 from ..evaluate import to_float
 from ..recipes import Recipe, run_name
@@ -49,6 +50,10 @@ class Options(Common):
     """cpu, cuda, or auto: a GPU where there is one"""
     checkpoint_seconds: float | None = None
     """save this often, within an epoch too (default: after every epoch)"""
+    graph: bool = True
+    """on a GPU, capture the whole step once and replay it; without it one can look inside a step"""
+    compile: bool = True
+    """on a GPU, compile the network if the run is long enough to earn it"""
     tensorboard: bool = False
     """also write the metrics for TensorBoard, into the run's folder"""
 
@@ -61,7 +66,8 @@ def run(options: Options, screen: Screen) -> Result:
     screen.show(f"{recipe.name}: {recipe.network}, {spelt(recipe.chosen)}, {counted(recipe.epochs, 'epoch')} → {out}")
     with screen.progress() as progress, _board(out, options.tensorboard) as board:
         watcher = together(_resumption(options, screen), _patience(screen), progress_watcher(progress, recipe), board)
-        place = Place(out, options.data, options.device, options.checkpoint_seconds)
+        speed = Speed(options.graph, options.compile)
+        place = Place(out, options.data, options.device, options.checkpoint_seconds, speed)
         result = perform(recipe, place, resume=options.resume, watcher=watcher)
     if result["note"]:
         screen.show(f"note: {result['note']}")

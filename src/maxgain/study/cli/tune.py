@@ -14,7 +14,7 @@ from maxgain.errors import RecipeError, RunError
 
 from ..compare import tune
 from ..compare.tuning_rule import RULE, Grid, Point, Trial, best, dimensions, refuse_unused, worth
-from ..compare.workers import process_count
+from ..compare.workers import runs_at_once
 from ..files import write_json
 from ..recipes import Recipe, to_json
 from ..regularisers import with_gamma
@@ -56,6 +56,8 @@ class Options(Common):
     jobs: int | None = None
     """trials at a time, each in a process with one thread; with a grid no result depends on it (default: one per
     core, or one on a GPU)"""
+    per_gpu: int | None = None
+    """on a GPU, runs at a time, side by side from one process; no result depends on it (default: 1)"""
     out: Path | None = None
     """the search's folder (default: tune- and the recipe and regulariser)"""
     data: DataFolder = None
@@ -67,7 +69,7 @@ class Options(Common):
 def run(options: Options, screen: Screen) -> dict[str, Any]:
     """Writes tuned.json, curve.json and the figure into the search's folder, and shows them."""
     search = _search(options)
-    processes = process_count(options.jobs, options.device)
+    processes = runs_at_once(options.jobs, options.per_gpu, options.device)
     screen.show(f"{search.recipe.name}, {search.recipe.regulariser}: {counted(search.size, 'point')} → {search.folder}")
     with screen.progress() as progress:
         curve = tune.run(search, processes, _teller(progress, search.size))

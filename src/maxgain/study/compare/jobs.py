@@ -22,7 +22,7 @@ from . import records, tuning_rule
 from .question import Over, Planned
 from .records import Record, Records
 from .tuning_rule import Grid, Point, Trial
-from .workers import CHECKPOINT_SECONDS, data_for, in_processes
+from .workers import CHECKPOINT_SECONDS, data_for, side_by_side
 
 SEEDS_APART = 1000
 """Between the seeds of a fold, so that no two folds (up to this many) share one."""
@@ -152,10 +152,10 @@ def missing(jobs: Sequence[Job], known: Records) -> list[Job]:
     return list({job.key: job for job in wanted}.values())
 
 
-def perform_all(jobs: Sequence[Job], place: Place, processes: int, on_done: Callable[[Job, Record], None]) -> None:
-    """Run the jobs in this many processes, and record each as soon as it is done."""
+def perform_all(jobs: Sequence[Job], place: Place, at_once: int, on_done: Callable[[Job, Record], None]) -> None:
+    """Run this many of the jobs at once, and record each as soon as it is done."""
     work = partial(run_recorded, place=place)
-    with closing(in_processes(work, jobs, max(1, min(processes, len(jobs))))) as outcomes:
+    with closing(side_by_side(work, jobs, min(at_once, len(jobs)), place.device)) as outcomes:
         for job, record in outcomes:
             on_done(job, record)
 

@@ -30,7 +30,7 @@ from ..regularisers import filled
 from ..runs import CHECKPOINT, Place, Watcher, perform, read_metrics
 from ..schema import score
 from .tuning_rule import Dimension, Point, Trial, points, rounded
-from .workers import CHECKPOINT_SECONDS, data_for, in_processes
+from .workers import CHECKPOINT_SECONDS, data_for, side_by_side
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def run(search: Search, processes: int, on_change: Callable[[list[Trial]], None]
         on_change(curve(study))
         trials = _proposals(study, search, searcher)
         work = partial(_perform, search=search)
-        with closing(in_processes(work, trials, min(processes, search.size))) as outcomes:
+        with closing(side_by_side(work, trials, min(processes, search.size), search.device)) as outcomes:
             for trial, outcome in outcomes:
                 _tell(study, trial, outcome)
                 on_change(curve(study))

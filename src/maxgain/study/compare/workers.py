@@ -81,13 +81,22 @@ def in_threads(
                 running |= {pool.submit(work, job): job for job in islice(upcoming, 1)}
 
 
-def process_count(jobs: int | None, device: str) -> int:
-    """How many processes --jobs asks for; without it as many as there are cores, or one where a GPU does the work."""
-    if jobs is None:
-        return 1 if chosen_device(device).type == "cuda" else len(os.sched_getaffinity(0))
-    if jobs < 1:
-        raise RecipeError(f"--jobs must be at least 1, not {jobs}.")
-    return jobs
+def side_by_side(
+    work: Callable[[Job], Outcome], jobs: Iterable[Job], count: int, device: str
+) -> Generator[tuple[Job, Outcome], None, None]:
+    """Works on this many jobs at once: in processes on a CPU, in threads of this process on a GPU."""
+    return (in_threads if chosen_device(device).type == "cuda" else in_processes)(work, jobs, max(1, count))
+
+
+def runs_at_once(jobs: int | None, per_gpu: int | None, device: str) -> int:
+    """How many runs --jobs or --per-gpu asks for; without them one per core, or one on a GPU."""
+    on_gpu = chosen_device(device).type == "cuda"
+    if per_gpu is not None and not on_gpu:
+        raise RecipeError("--per-gpu is for runs on a GPU, and there is none here: use --jobs.")
+    for flag, count in (("--jobs", jobs), ("--per-gpu", per_gpu)):
+        if count is not None and count < 1:
+            raise RecipeError(f"{flag} must be at least 1, not {count}.")
+    return per_gpu or jobs or (1 if on_gpu else len(os.sched_getaffinity(0)))
 
 
 def data_for(recipe: Recipe, place: Place) -> Dataset:

@@ -14,8 +14,8 @@ from ..compare import jobs as many
 from ..compare import records
 from ..compare.jobs import Job
 from ..compare.records import Record, Records
-from ..compare.workers import in_processes, in_threads
-from ..runs import Place, chosen_device
+from ..compare.workers import side_by_side
+from ..runs import Place
 from .experiments import Experiment
 
 
@@ -78,8 +78,8 @@ def run_missing(
             started[job.key] = time.monotonic()
             yield job
 
-    pool = in_threads if chosen_device(stage.place.device).type == "cuda" else in_processes
-    with closing(pool(partial(many.run_recorded, place=stage.place), upcoming(), max(1, at_once))) as outcomes:
+    work = partial(many.run_recorded, place=stage.place)
+    with closing(side_by_side(work, upcoming(), at_once, stage.place.device)) as outcomes:
         for job, record in outcomes:
             seconds = time.monotonic() - started[job.key]
             budget.longest = max(budget.longest, seconds)
