@@ -45,12 +45,12 @@ def main() -> None:
         for name in options.only:
             numbers[name] = rounded(PARTS[name].measure(effort))
             print(f"{name}: measured", flush=True)
-        write_json(kept, numbers)
+        write_json(kept, numbers, replace=True)
     for name in PARTS:
         with styled():
-            write_bytes(kept.with_name(f"{name}.svg"), svg(PARTS[name].draw(numbers[name])))
+            write_bytes(kept.with_name(f"{name}.svg"), svg(PARTS[name].draw(numbers[name])), replace=True)
     for page in options.out.glob("*.md"):
-        write_text(page, with_tables(page.read_text(encoding="utf-8"), numbers))
+        write_text(page, with_tables(page.read_text(encoding="utf-8"), numbers), replace=True)
 
 
 def rounded(content: Any) -> Any:

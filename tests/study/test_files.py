@@ -6,7 +6,8 @@ import os
 import pytest
 
 from maxgain.errors import RunError
-from maxgain.study import files
+from maxgain.study import files, locks
+from maxgain.study.report import figures
 
 
 def names(folder):
@@ -36,8 +37,8 @@ def test_parent_folders_are_made_and_strings_are_accepted(tmp_path):
 
 def test_promise_14_a_writer_that_fails_leaves_the_old_content(tmp_path):
     path = tmp_path / "file"
-    path.write_text("old")
-    with pytest.raises(TypeError), files.whole_file(path) as file:
+    files.write_text(path, "old")
+    with pytest.raises(TypeError), files.whole_file(path, replace=True) as file:
         file.writelines([b"half of the ne", "not bytes"])
     assert path.read_text() == "old"
     assert names(tmp_path) == ["file"]
@@ -46,7 +47,7 @@ def test_promise_14_a_writer_that_fails_leaves_the_old_content(tmp_path):
 def test_a_full_disk_is_one_sentence_and_leaves_the_old_content(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")
-    with pytest.raises(RunError, match=r"cannot write .*file: No space left"), files.whole_file(path):
+    with pytest.raises(RunError, match=r"cannot write .*file: No space left"), files.whole_file(path, replace=True):
         raise OSError(28, os.strerror(28))
     assert path.read_text() == "old"
     assert names(tmp_path) == ["file"]
@@ -55,7 +56,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_old_content(tmp_path):
 def test_a_link_stays_a_link(tmp_path):
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to("real")
-    files.write_text(tmp_path / "link", "new")
+    files.write_text(tmp_path / "link", "new", replace=True)
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real").read_text() == "new"
 
@@ -102,3 +103,78 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path):
     with pytest.raises(RunError, match="not an empty folder"), files.whole_folder(tmp_path):
         pass
     assert names(tmp_path) == ["kept"]
+
+
+def test_promise_21_what_the_program_did_not_write_is_not_replaced(tmp_path):
+    (tmp_path / "notes.json").write_text('{"mine": 1}')
+    with pytest.raises(RunError, match=r"cannot write .*notes\.json: it exists and maxgain did not write it"):
+        files.write_json(tmp_path / "notes.json", {})
+    assert names(tmp_path) == ["notes.json"]
+    assert (tmp_path / "notes.json").read_text() == '{"mine": 1}'
+
+
+def test_what_the_program_wrote_is_known_by_its_beginning_or_its_folder(tmp_path):
+    from matplotlib.figure import Figure
+
+    for _ in range(2):
+        files.write_json(tmp_path / "marked.json", {"maxgain": "1.0", "x": 1})
+        figures.save(Figure(), tmp_path, "figure")
+    assert names(tmp_path) == ["figure.png", "figure.svg", "marked.json"]
+    with locks.alone_in(tmp_path / "folder"):
+        pass
+    for content in ("old", "new"):
+        files.write_text(tmp_path / "folder" / "any.txt", content)
+    assert (tmp_path / "folder" / "any.txt").read_text() == "new"
+
+
+def test_promise_21_a_folder_with_somebody_elses_files_is_not_taken_over(tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["Other"]}')
+    with (
+        pytest.raises(RunError, match=r"has a config\.json that maxgain did not write: choose another --out"),
+        locks.alone_in(tmp_path, "config.json", "result.json"),
+    ):
+        pass
+    assert names(tmp_path) == ["config.json"]
+    with locks.alone_in(tmp_path, "result.json"):  # what has other names is nobody's concern
+        pass
+
+
+@pytest.mark.parametrize("name", ["a\udcff", "two\nlines"])
+def test_a_folder_whose_name_is_no_text_is_refused(tmp_path, name):
+    with pytest.raises(RunError, match="its name is not text"), locks.alone_in(tmp_path / name):
+        pass
+    assert names(tmp_path) == []
+
+
+def test_only_what_killed_writers_of_the_program_left_is_swept(tmp_path):
+    (tmp_path / ".0123456789abcdef.maxgain-partial").write_text("half")
+    (tmp_path / ".fedcba9876543210.maxgain-partial").mkdir()
+    (tmp_path / ".fedcba9876543210.maxgain-partial/X.bin").write_text("half")
+    for name in ("mine.partial", ".mine.partial", "maxgain-partial"):
+        (tmp_path / name).write_text("kept")
+    with files.whole_file(tmp_path / "file") as file:
+        files.sweep(tmp_path)  # as another process may at any time
+        file.write(b"whole")
+    assert names(tmp_path) == [".mine.partial", "file", "maxgain-partial", "mine.partial"]
+    assert (tmp_path / "file").read_bytes() == b"whole"
+
+
+def test_writing_into_a_folder_sweeps_it_first(tmp_path):
+    (tmp_path / ".0123456789abcdef.maxgain-partial").write_text("half")
+    files.write_text(tmp_path / "file", "x")
+    assert names(tmp_path) == ["file"]
+
+
+def test_promise_14_what_was_written_is_on_the_disk_with_its_name(tmp_path, monkeypatch):
+    """Every folder that gets a new name is flushed, and after the name is there."""
+    flushed = []
+
+    def fsync(descriptor):
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        flushed.append((os.path.relpath(path, tmp_path), sorted(os.listdir(path)) if os.path.isdir(path) else None))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    files.write_text(tmp_path / "a/b/file", "x")
+    folders = [entry for entry in flushed if entry[1] is not None]
+    assert folders == [(".", ["a"]), ("a", ["b"]), ("a/b", ["file"])]
+    assert len(flushed) == 4, "the file itself"

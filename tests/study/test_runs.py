@@ -66,7 +66,7 @@ def test_a_run_folder_holds_everything(tmp_path, digits) -> None:
     recipe = replace(RECIPE, regulariser="maxgain=1.5+dropout=1", p=math.inf, seed=5, network="cnn")
     returned = perform(recipe, Place(tmp_path / "run"), digits)
     files = {path.name: path for path in (tmp_path / "run").iterdir()}
-    assert set(files) == {".lock", "config.json", "metrics.jsonl", "model.safetensors", "result.json"}
+    assert set(files) == {".maxgain", "config.json", "metrics.jsonl", "model.safetensors", "result.json"}
     assert from_json(strictly(files["config.json"].read_text())) == recipe
     result = codec.revived(strictly(files["result.json"].read_text()))
     assert result == returned == runs.read_result(tmp_path / "run")
@@ -200,7 +200,12 @@ def test_a_run_that_diverges_says_when_where_and_what_to_try(tmp_path, digits, r
     )
     kept = safetensors.torch.load_file(tmp_path / "run" / CHECKPOINT)
     assert all(tensor.isfinite().all() for name, tensor in kept.items() if name.startswith("model."))
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {".lock", "config.json", "metrics.jsonl", CHECKPOINT}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        ".maxgain",
+        "config.json",
+        "metrics.jsonl",
+        CHECKPOINT,
+    }
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path, digits) -> None:

@@ -39,7 +39,7 @@ COMMAND = [
     *("train", "digits", "--network", "mlp", "--regulariser", RECIPE.regulariser, "--augment"),
     *("--milestones", "4", "8", "--epochs", "12", "--fold", "0"),
 ]
-LEFT_BEHIND = {".lock", "config.json", "metrics.jsonl", "model.safetensors", "result.json"}
+LEFT_BEHIND = {".maxgain", "config.json", "metrics.jsonl", "model.safetensors", "result.json"}
 
 Kept = tuple[bytes, list[dict[str, Any]], dict[str, Any]]
 
@@ -290,7 +290,7 @@ def test_promise_14_a_full_disk_loses_nothing(
     assert "--resume" in told
     assert told.count("\n") == 1
     assert (out / CHECKPOINT).read_bytes() == before
-    assert {path.name for path in out.iterdir()} == {".lock", "config.json", "metrics.jsonl", CHECKPOINT}
+    assert {path.name for path in out.iterdir()} == {".maxgain", "config.json", "metrics.jsonl", CHECKPOINT}
     perform(RECIPE, Place(out), resume=True)
     assert kept(out) == uninterrupted
 
@@ -313,7 +313,7 @@ def test_metrics_that_cannot_be_appended_stop_the_run_with_a_sentence(tmp_path: 
 def test_what_killed_writers_left_is_swept_away(tmp_path: Path, uninterrupted: Kept) -> None:
     out = tmp_path / "run"
     out.mkdir()
-    (out / f".{CHECKPOINT}.0123abcd.partial").write_bytes(b"half a check")
+    (out / ".0123456789abcdef.maxgain-partial").write_bytes(b"half a check")
     perform(RECIPE, Place(out))
     assert kept(out) == uninterrupted
 

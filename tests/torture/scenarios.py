@@ -52,7 +52,7 @@ SCENARIOS: dict[str, Callable[[Path], None]] = {
 def kept(folder: Path) -> dict[str, Any]:
     """The content of every file below the folder, without what is about the time that it took."""
     return {
-        str(path.relative_to(folder)): _timeless(path) for path in sorted(folder.rglob("*")) if path.name != ".lock"
+        str(path.relative_to(folder)): _timeless(path) for path in sorted(folder.rglob("*")) if path.name != ".maxgain"
     }
 
 

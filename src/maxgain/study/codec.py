@@ -13,8 +13,10 @@ from typing import Any
 def plain(value: Any, where: str = "the value") -> Any:
     """The value in the types of strict JSON; `ValueError` says what in it JSON cannot hold."""
     match value:
-        case None | bool() | int() | str():
+        case None | bool() | int():
             return value
+        case str():  # the name of a file may be no text, and half a character cannot be written
+            return value.encode(errors="backslashreplace").decode()
         case float():
             if math.isnan(value):
                 return None

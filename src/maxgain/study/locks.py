@@ -8,6 +8,9 @@ from pathlib import Path
 
 from maxgain.errors import RunError
 
+from .files import CLAIM, claimed, make_folder, marked, sweep
+from .wording import is_text
+
 
 @contextmanager
 def locked(path: Path, flags: int, operation: int) -> Iterator[int]:
@@ -21,14 +24,23 @@ def locked(path: Path, flags: int, operation: int) -> Iterator[int]:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Keeps other processes from working in the folder, which is made if need be, at the same time."""
+def alone_in(folder: Path, *written: str) -> Iterator[None]:
+    """Keeps other processes from working in the folder, which is made if need be, at the same time.
+
+    The folder is the program's own from then on, so it must not hold what somebody else called as it is `written`.
+    """
     with ExitStack() as stack:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(folder / ".lock", os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX | fcntl.LOCK_NB))
+            if not is_text(str(folder)):
+                raise RunError(f"{str(folder)!a} cannot be a folder of results, as its name is not text.")
+            paths = [] if claimed(folder) else [folder / name for name in written if (folder / name).exists()]
+            if foreign := [path.name for path in paths if not (path.is_file() and marked(path))]:
+                raise RunError(f"{folder} has a {foreign[0]} that maxgain did not write: choose another --out.")
+            make_folder(folder)
+            stack.enter_context(locked(folder / CLAIM, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX | fcntl.LOCK_NB))
         except BlockingIOError as error:
             raise RunError(f"another maxgain is at work in {folder}: wait for it, or choose another --out.") from error
         except OSError as error:
             raise RunError(f"cannot write in {folder}: {error.strerror or error}.") from error
+        sweep(folder)
         yield

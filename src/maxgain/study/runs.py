@@ -26,7 +26,7 @@ from .capture import Speed, stream_for
 from .data import table as datasets
 from .data.splits import Dataset, Split
 from .evaluate import Score, evaluate, gains, largest, to_float
-from .files import sweep, write_bytes, write_json, write_text
+from .files import write_bytes, write_json, write_text
 from .locks import alone_in
 from .recipes import Recipe, from_json, key, run_name, to_json
 from .regularisers import spelt
@@ -36,6 +36,7 @@ from .wording import clause
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
 WEIGHTS, CHECKPOINT = "model.safetensors", "checkpoint.safetensors"
+FILES = (CONFIG, METRICS, RESULT, WEIGHTS, CHECKPOINT)
 NORM_TOLERANCE = 1e-2
 """How well the ℓ2 operator norms in a result are known: enough to see gains beside them; 'inspect' does better."""
 GAINS_SAMPLE = 1000
@@ -121,7 +122,7 @@ def perform(
     else:
         with stream_for(chosen_device(place.device)):
             run = _prepare(recipe, place, dataset, watcher or Watcher())
-            with alone_in(folder):
+            with alone_in(folder, *FILES):
                 _begin(run, resume)
                 _fit(run)
                 try:
@@ -146,7 +147,6 @@ def _begin(run: _Run, resume: bool) -> None:
     """Takes up the checkpoint, and writes before the first step, which shows at once whether the folder can be."""
     if resume and (run.folder / CHECKPOINT).exists():
         run.history = checkpoint.load(run.folder / CHECKPOINT, run.training)
-    sweep(run.folder)
     write_json(run.folder / CONFIG, to_json(run.training.recipe))
     write_text(run.folder / METRICS, "".join(codec.encode(line) + "\n" for line in run.history))
     run.watcher.started(run.training)

@@ -30,6 +30,7 @@ class _State:
 
 
 _state = _State()
+_counting = threading.Lock()
 
 
 @contextmanager
@@ -39,16 +40,16 @@ def deferred() -> Iterator[Callable[[], bool]]:
     Where no command listens to signals, a second one raises `KeyboardInterrupt`, and the block leaves no trace.
     """
     with _handled():
-        _state.patient += 1
+        _become_patient(1)
         try:
             yield lambda: _state.asked is not None
         finally:
-            _state.patient -= 1
+            _become_patient(-1)
 
 
 def defer_for_good() -> None:
     """Makes this process one that is only ever asked: a worker, which ends when its run has saved itself."""
-    _state.patient += 1
+    _become_patient(1)
     for number in ASKING:
         signal.signal(number, _handle)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
@@ -100,6 +101,11 @@ def _handled() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _become_patient(more: int) -> None:
+    with _counting:  # several runs may train in threads of one process
+        _state.patient += more
 
 
 def _in_place() -> bool:

@@ -300,3 +300,10 @@ def test_what_interrupted_fetches_left_is_swept_and_sums_are_kept(tmp_path, serv
     assert checksums.known(tmp_path / "set") == {
         name: hashlib.sha256(name[:1].encode()).hexdigest() for name in ("a.mat", "b.mat")
     }
+
+
+def test_promise_21_a_file_of_the_same_name_that_is_not_the_data_sets_is_left_alone(tmp_path, server, cifar):
+    (tmp_path / "test_batch.bin").write_bytes(b"mine")
+    with pytest.raises(DataError, match=r"test_batch\.bin is not cifar10's: move it away, or choose another --data"):
+        datasets.fetch("cifar10", tmp_path, progress=False)
+    assert (tmp_path / "test_batch.bin").read_bytes() == b"mine"

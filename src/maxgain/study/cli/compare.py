@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import tyro
 
+import maxgain
 from maxgain.errors import RecipeError, RunError
 
 from ..compare import jobs as work
@@ -28,6 +29,7 @@ from ..tables import Column, Table
 from ..wording import counted
 from .terminal import Common, DataFolder, Screen, typed
 
+COMPARISON = "comparison.json"
 EXAMPLES = {
     "maxgain compare digits --regularisers none dropout maxgain --folds 10": "minutes on a CPU, nothing to download",
     "maxgain compare digits --regularisers none maxgain --folds 10 --tuned": "numbers chosen on each fold first",
@@ -97,11 +99,11 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     """Train what is missing, show the comparison, and write it into comparison.json in the comparison's folder."""
     comparison, place = compared(options, screen)
     content = sentences.to_json(comparison)
-    write_json(place.folder / "comparison.json", content)
+    write_json(place.folder / COMPARISON, {"maxgain": maxgain.__version__} | content)
     show(comparison, screen)
     page = typed("report", place.folder, "--out", place.folder / "report.html")
     steps = {page: "a page with curves, gains and every number"}
-    screen.end([place.folder / "comparison.json", place.results / f"{options.recipe.name}.jsonl"], steps)
+    screen.end([place.folder / COMPARISON, place.results / f"{options.recipe.name}.jsonl"], steps)
     if not comparison.runs:
         first = comparison.failures[0]
         raise RunError(f"no run succeeded, so there is nothing to compare; the first, of {first.row}: {first.error}")
@@ -124,7 +126,7 @@ def compared(options: Options, screen: Screen) -> tuple[Comparison, Place]:
     tuning_rule.refuse_unused(grids, names)
     jobs = work.plan(recipe, names, pairing)
     tuning = work.plan_tuning(jobs, grids, options.budget or tuning_rule.BUDGET) if options.tuned else []
-    with alone_in(place.folder):
+    with alone_in(place.folder, COMPARISON):
         validation_images = None
         if tuning:
             _perform("tuning", tuning, place.for_tuning, processes, screen)

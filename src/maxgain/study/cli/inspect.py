@@ -16,6 +16,7 @@ import torch
 import tyro
 from torch import Tensor, nn
 
+import maxgain
 from maxgain import operator_norms, sampled_slope
 from maxgain.errors import RunError, UnsupportedLayerError
 from maxgain.measure import evaluating
@@ -88,7 +89,7 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     finite = subject.bound if subject.bound is not None and math.isfinite(subject.bound) else None
     drawn = figures.gains_beside_norms(content["norms"]["2"], peaks, title=subject.title, bound=finite)
     paths = figures.save(drawn, folder, "inspect")
-    write_json(folder / "inspect.json", content)
+    write_json(folder / "inspect.json", {"maxgain": maxgain.__version__} | content)
     steps = {} if options.run is None else {typed("gains", options.run): "the whole distribution of the gains, drawn"}
     screen.end([*paths, folder / "inspect.json"], steps)
     return content

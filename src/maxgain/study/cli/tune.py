@@ -74,16 +74,16 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     with screen.progress() as progress:
         curve = tune.run(search, processes, _teller(progress, search.size))
     chosen = best(curve)
-    write_json(search.folder / "curve.json", curve)
+    write_json(search.folder / tune.CURVE, curve)
     screen.show(_table(curve, search, chosen))
     if chosen is None:
-        raise RunError(f"no trial came to an end, so nothing is chosen; {search.folder / 'curve.json'} says why.")
+        raise RunError(f"no trial came to an end, so nothing is chosen; {search.folder / tune.CURVE} says why.")
     tuned = _tuned(search, curve, chosen)
-    write_json(search.folder / "tuned.json", tuned)
+    write_json(search.folder / tune.TUNED, tuned)
     labels = {dimension.regulariser: dimension.parameter for dimension in search.space}
     paths = figures.save(figures.tuning_curve(curve, labels, chosen["values"]), search.folder, "curve")
     screen.show(f"chosen: {tuned['regulariser']} ({RULE}); {worth(chosen, curve)}")
-    files = [search.folder / "tuned.json", search.folder / "curve.json", *paths]
+    files = [search.folder / tune.TUNED, search.folder / tune.CURVE, *paths]
     page = search.folder / "report.html"
     screen.end(
         files,

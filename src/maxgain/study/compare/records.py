@@ -70,7 +70,7 @@ def append(folder: str | Path, record: Mapping[str, Any]) -> str:
         name = key(from_json(checked["config"]))
         if checked.get("key", name) != name:
             raise RecordError(f"this record has the key {checked['key']}, but its config makes it {name}.")
-        line = codec.encode({**checked, "key": name}).encode() + b"\n"
+        line = codec.encode({"key": name} | {**checked, "key": name}).encode() + b"\n"
     except ValueError as error:
         raise RecordError(f"{error}.") from error
     path = Path(folder) / f"{checked['recipe']}.jsonl"
@@ -101,6 +101,10 @@ def read(folder: str | Path) -> Records:
     return Records(tuple(runs.values()), unsuccessful, tuple(warnings))
 
 
+_BEGINNING = b'{"key": "'
+"""Of every line that is written here: another last line without an end is somebody else's, and is not cut off."""
+
+
 def _append_line(descriptor: int, line: bytes) -> None:
     """Add a line to a locked file in one write, so that other writers' lines stay whole whatever happens to us.
 
@@ -108,7 +112,7 @@ def _append_line(descriptor: int, line: bytes) -> None:
     """
     size = os.fstat(descriptor).st_size
     piece = _unended_line(descriptor, size)
-    if _is_object(piece):
+    if piece and (_is_object(piece) or not (piece.startswith(_BEGINNING) or _BEGINNING.startswith(piece))):
         line = b"\n" + line
     elif piece:
         size -= len(piece)

@@ -32,6 +32,9 @@ from ..schema import score
 from .tuning_rule import Dimension, Point, Trial, points, rounded
 from .workers import CHECKPOINT_SECONDS, data_for, side_by_side
 
+JOURNAL, SEARCHER, CURVE, TUNED = "journal.log", "searcher.txt", "curve.json", "tuned.json"
+FILES = (JOURNAL, SEARCHER, CURVE, TUNED, "curve.png", "curve.svg", "runs")
+
 
 @dataclass(frozen=True)
 class Search:
@@ -77,7 +80,7 @@ class Search:
 
 def run(search: Search, processes: int, on_change: Callable[[list[Trial]], None] = lambda curve: None) -> list[Trial]:
     """Search to the end, from wherever the search stands, and return its curve, which `on_change` sees grow."""
-    with alone_in(search.folder):
+    with alone_in(search.folder, *FILES):
         study, searcher = _study(search), _searcher(search.folder)
         _recover(study, search, searcher)
         on_change(curve(study))
@@ -132,7 +135,7 @@ def _study(search: Search) -> optuna.Study:
         pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=search.recipe.epochs // 4)
     try:
         return optuna.create_study(
-            storage=search.storage or _journal(search.folder / "journal.log"),
+            storage=search.storage or _journal(search.folder / JOURNAL),
             study_name=search.name,
             direction="maximize",
             pruner=pruner,
@@ -150,7 +153,7 @@ def _journal(path: Path) -> optuna.storages.BaseStorage:
 
 def _searcher(folder: Path) -> str:
     """Who searches here. Several may share a storage, each from its own folder; none takes another's trial for dead."""
-    path = folder / "searcher.txt"
+    path = folder / SEARCHER
     if not path.exists():
         write_text(path, secrets.token_hex(8))
     return path.read_text(encoding="utf-8")

@@ -62,7 +62,7 @@ def record(folder: Path, names: Iterable[str]) -> None:
         before = {}
     sums = before | {name: sha256(folder / name) for name in names}
     try:
-        write_text(folder / NAME, "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())))
+        write_text(folder / NAME, "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())), replace=True)
     except FileError as error:
         raise DataError(f"{clause(error)}.") from error
 

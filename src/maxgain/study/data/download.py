@@ -80,7 +80,7 @@ def unpack(archive: Path, folder: Path, files: tuple[str, ...]) -> None:
                 if member.isfile() and len(path.parts) == 2 and path.name in wanted:
                     source = tar.extractfile(member)
                     assert source is not None, "a regular member has content"
-                    with source, whole_file(folder / path.name) as target:
+                    with source, whole_file(folder / path.name, replace=True) as target:
                         shutil.copyfileobj(source, target)
                     wanted.remove(path.name)
     except (tarfile.TarError, EOFError, zlib.error, OSError, RunError) as error:

@@ -160,10 +160,17 @@ class Released(Source):
         where = self.find(root) or root / self.folders[0]
         for wanted in self.downloads:
             if self._problems(where, wanted.files):
+                self._refuse_strangers(where, wanted.files)
                 download.fetch(wanted, where, progress)
                 if problems := self._problems(where, wanted.files):
                     raise DataError(f"{wanted.url} was fetched but is not what it should be: {problems[0]}")
         return where
+
+    def _refuse_strangers(self, where: Path, files: Iterable[str]) -> None:
+        """In a folder of its own name a data set may replace what is damaged; elsewhere it may be somebody else's."""
+        there = [file for file in files if (where / file).exists()]
+        if there and where.resolve().name not in self.folders and there[0] not in checksums.known(where):
+            raise DataError(f"{where / there[0]} is not {self.name}'s: move it away, or choose another --data.")
 
     def _strangers(self, where: Path, files: Iterable[str]) -> str:
         """Which files are whole but not the published ones: made anew from another release, or damaged."""

@@ -22,6 +22,9 @@ from ..wording import is_text
 # Text stays text in SVG, so that a figure can be searched and read aloud, and the same numbers give the same bytes.
 SVG = {"svg.fonttype": "none", "svg.hashsalt": "maxgain"}
 
+# By this a figure is known as the program's own, which may be replaced.
+MADE_BY_US = {"png": {"Software": "maxgain"}, "svg": {"Creator": "maxgain", "Date": None}}
+
 # Told apart by colour-blind eyes and, with the dashes, on grey paper too.
 COLOURS = ("#0072b2", "#c2570c", "#00805e", "#a8488a", "#8a6a12", "#3a8fc0", "#6a6a6a", "#a3283a")
 DASHES = ("-", "--", ":", "-.")
@@ -156,7 +159,7 @@ def rendered(figure: Figure, kind: str) -> bytes:
     buffer = io.BytesIO()
     with rc_context(SVG), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph|constrained_layout not applied")  # odd names, shown as well as can be
-        figure.savefig(buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+        figure.savefig(buffer, format=kind, dpi=150, metadata=MADE_BY_US[kind])
     return buffer.getvalue()
 
 

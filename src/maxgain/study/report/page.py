@@ -19,14 +19,14 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from maxgain.errors import RecordError
+from maxgain.errors import RecordError, RunError
 
 from ..compare import records
 from ..compare.comparison import Comparison, Contrast
 from ..compare.question import Question
 from ..compare.records import Record, Records
 from ..compare.sentences import in_words, p_value
-from ..files import write_text
+from ..files import marked, write_text
 from ..regularisers import REGULARISERS
 from . import figures, svg, tunings
 from .comparisons import comparisons, questions_in
@@ -55,6 +55,8 @@ def write(folder: Path, out: Path, baseline: str | None = None) -> Records:
     made = tunings.read(folder, found)
     if not (found.runs or found.failed or made):
         raise RecordError(f"{folder} has no records of runs: 'maxgain compare' leaves some there.")
+    if out.is_file() and not marked(out, ".html"):
+        raise RunError(f"cannot write {out}: it exists and is no page of maxgain's; choose another --out.")
     write_text(out, build_page(found, made, baseline, asked))
     return found
 
