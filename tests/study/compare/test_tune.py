@@ -263,7 +263,7 @@ def fake_training(accuracy_of):
         accuracy, lines = accuracy_of(float(recipe.regulariser.partition("=")[2])), []
         for epoch in range(1, recipe.epochs + 1):
             lines.append({"epoch": epoch, "validation_accuracy": accuracy})
-            write_text(place.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+            write_text(place.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines), replace=True)
             watcher.epoch_done(lines[-1])
         return {"train_accuracy": 1.0, "train_loss": 0.0, "validation_accuracy": accuracy, "validation_loss": 1.0}
 
@@ -303,7 +303,8 @@ def test_any_storage_of_optuna_will_do(tmp_path, monkeypatch):
 def test_the_trial_of_another_searcher_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(tune, "perform", fake_training(lambda gamma: 1 / gamma))
     shared = search(tmp_path, GAMMAS)
-    study = tune._study(shared)
+    with locks.alone_in(tmp_path):
+        study = tune._study(shared)
     study.enqueue_trial({"maxgain": 2.0}, user_attrs={"point": {"maxgain": 2.0}, "searcher": "another machine"})
     elsewhere = study.ask()
     curve = tune.run(shared, 1)
