@@ -51,7 +51,7 @@ def in_a_hurry() -> Iterator[None]:
             raise KeyboardInterrupt
         step(training)
 
-    def here(work: Callable[[Any], Any], upcoming: Iterable[Any], processes: int, **_: Any) -> Iterator[Any]:
+    def here(work: Callable[[Any], Any], upcoming: Iterable[Any], *_: Any) -> Iterator[Any]:
         for job in upcoming:
             yield job, work(job)
 
@@ -60,8 +60,8 @@ def in_a_hurry() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Training, "step", counted)
-        patch.setattr(jobs, "in_processes", here)
-        patch.setattr(tune, "in_processes", here)
+        patch.setattr(jobs, "side_by_side", here)
+        patch.setattr(tune, "side_by_side", here)
         patch.setattr(download, "_retrieve", offline)
         yield
 

@@ -33,11 +33,11 @@ REGULARISERS = ("none", "dropout", "maxgain")
 
 @pytest.fixture
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_by_one(work, jobs, processes) -> Iterator[tuple]:
+    def one_by_one(work, jobs, count, device) -> Iterator[tuple]:
         for job in jobs:
             yield job, work(job)
 
-    monkeypatch.setattr(compare, "in_processes", one_by_one)
+    monkeypatch.setattr(compare, "side_by_side", one_by_one)
 
 
 # What is to be run
@@ -338,7 +338,7 @@ def test_a_comparison_that_is_stopped_and_killed_ends_like_one_that_is_not(tmp_p
     for place in (folder, folder, whole.folder):
         assert main([*command, "--jobs", "1", "--out", str(place)]) == 0
         tables.append(json.loads(capsys.readouterr().out))
-        monkeypatch.setattr(compare, "in_processes", lambda work, jobs, processes: iter_nothing(jobs))
+        monkeypatch.setattr(compare, "side_by_side", lambda work, jobs, *how: iter_nothing(jobs))
     assert tables[0] == tables[1] == tables[2]
     assert tables[0]["contrasts"][0]["pairs"] == [0, 1, 2, 3]
     lines = (folder / "results" / "digits.jsonl").read_text().splitlines()

@@ -32,11 +32,11 @@ GAMMAS = Grid("gamma", (1.0, 2.0, 3.0))
 
 @pytest.fixture
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_by_one(work, jobs, processes) -> Iterator[tuple]:
+    def one_by_one(work, jobs, count, device) -> Iterator[tuple]:
         for job in jobs:
             yield job, work(job)
 
-    monkeypatch.setattr(tune, "in_processes", one_by_one)
+    monkeypatch.setattr(tune, "side_by_side", one_by_one)
 
 
 def search(folder: Path, *grids: Grid, trials: int | None = None, **changes) -> tune.Search:
@@ -374,7 +374,7 @@ def test_what_makes_no_sense_is_answered_with_a_sentence(flags, message, capsys,
 def test_a_search_that_is_killed_ends_like_one_that_is_not(tmp_path, capsys, monkeypatch):
     space = {"trials": 8, "epochs": 4}
     with monkeypatch.context() as patch:
-        patch.setattr(tune, "in_processes", lambda work, jobs, processes: ((job, work(job)) for job in jobs))
+        patch.setattr(tune, "side_by_side", lambda work, jobs, *how: ((job, work(job)) for job in jobs))
         expected = tune.run(search(tmp_path / "whole", **space), 1)
 
     folder = tmp_path / "killed"

@@ -466,7 +466,7 @@ def test_runs_that_all_failed_are_still_reported(tmp_path):
 
 def test_the_page_about_a_real_comparison_says_what_the_comparison_said(tmp_path, monkeypatch):
     # Runs without processes of their own, which take longer to start than these take to run.
-    monkeypatch.setattr(compare, "in_processes", lambda work, jobs, processes: ((job, work(job)) for job in jobs))
+    monkeypatch.setattr(compare, "side_by_side", lambda work, jobs, *how: ((job, work(job)) for job in jobs))
     quick = ["--network", "mlp", "--epochs", "1", "--folds", "2", "--jobs", "1"]
     compared = ["--regularisers", "maxgain", "none", "--tuned", "--grid", "gamma=1.5:2.5:1"]
     assert main(["compare", "digits", *compared, *quick, "--out", str(tmp_path)]) == 0
