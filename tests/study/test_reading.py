@@ -29,6 +29,8 @@ BAD = {
     "null inside": (b'{"name": "a", "epochs": 1, "scores": {"loss": null}}', r"at scores\[...\]: expected `float`"),
     "NaN": (b'{"name": "a", "epochs": 1, "scores": {"loss": NaN}}', "is not JSON"),
     "a number beyond all": (b'{"name": "a", "epochs": 1, "scores": {"loss": 1e999}}', "out of range"),
+    "a whole number beyond all": (b'{"name": "a", "epochs": ' + b"9" * 400 + b"}", "it has a number beyond"),
+    "a whole number beyond reason": (b'{"name": "a", "epochs": -' + b"9" * 30 + b"}", "it has a number beyond"),
     "deep nesting": (b"[" * 100_000 + b"]" * 100_000, "nested deeper than"),
     "moderate nesting": (b'{"x":' * 100 + b"1" + b"}" * 100, "nested deeper than"),
     "half of it": (GOOD[:20], "is not JSON"),

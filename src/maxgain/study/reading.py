@@ -25,6 +25,8 @@ LARGEST_RECORDS = 4096 * MEBIBYTE
 """Of a file with one JSON text per line."""
 DEEPEST = 24
 """How deeply JSON may be nested; what the program writes stays under half of it."""
+LARGEST_NUMBER = 2**64
+"""Of whole numbers."""
 
 T = TypeVar("T")
 
@@ -124,20 +126,24 @@ def _decoded(text: str | bytes) -> Any:
         raise ValueError(f"it is not JSON ({_placed(str(error))})") from error
     except RecursionError as error:
         raise ValueError(f"its JSON is nested deeper than {DEEPEST} levels") from error
-    if _depth_exceeds(content, DEEPEST):
-        raise ValueError(f"its JSON is nested deeper than {DEEPEST} levels")
+    _expect_moderate(content)
     return content
 
 
-def _depth_exceeds(content: Any, limit: int) -> bool:
-    """Level by level, because a function that calls itself could be brought to its own limit."""
+def _expect_moderate(content: Any) -> None:
+    """Refuse deep nesting and numbers that no float could hold, which would be noticed much later.
+
+    Level by level, because a function that calls itself could be brought to its own limit.
+    """
     level = [content]
-    for _ in range(limit + 1):
+    for _ in range(DEEPEST + 1):
+        if any(isinstance(value, int) and abs(value) > LARGEST_NUMBER for value in level):
+            raise ValueError(f"it has a number beyond {LARGEST_NUMBER}")
         nested = [value for value in level if isinstance(value, dict | list)]
         level = [item for value in nested for item in (value.values() if isinstance(value, dict) else value)]
         if not level:
-            return False
-    return True
+            return
+    raise ValueError(f"its JSON is nested deeper than {DEEPEST} levels")
 
 
 def _placed(complaint: str) -> str:
