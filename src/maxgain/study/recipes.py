@@ -13,6 +13,7 @@ import tyro
 from maxgain.errors import RecipeError
 
 from . import codec
+from .limits import expect_count
 from .regularisers import REGULARISERS, Chosen, numbers, parse, settled, spelt
 from .wording import unknown
 
@@ -70,6 +71,9 @@ class Recipe:
         for name in ("learning_rate", "decay", "weight_decay"):
             if math.isinf(getattr(self, name)):
                 raise RecipeError(f"{_flag(name)} must be finite, not {getattr(self, name)}.")
+        for name in ("epochs", "cross_validation"):
+            if getattr(self, name) is not None:
+                expect_count(_flag(name), getattr(self, name))
         if not self.weight_decay >= 0:
             raise RecipeError(f"weight-decay must not be negative, but is {self.weight_decay}.")
         if not self.p >= 1:

@@ -107,3 +107,39 @@ def test_bad_arguments_get_one_sentence(arguments, sentence, capsys):
     error = capsys.readouterr().err
     assert sentence in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("model", ["torture.models:raises", "torture.models:exits", "torture.models:greedy", "torch:"])
+def test_a_model_that_cannot_be_made_is_one_sentence(model, capsys) -> None:
+    assert main(["inspect", "--model", model, "--input", "3x4x4"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"maxgain: --model {model!r} cannot be made: ") or "not enough memory" in told
+    assert told.count("\n") == 1
+
+
+def test_a_module_that_cannot_be_imported_is_one_sentence(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"broken": "def f(:", "raising": "raise OSError('no')", "leaving": "raise SystemExit(3)"}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        assert main(["inspect", "--model", f"{name}:f", "--input", "3x4x4"]) == 2
+        assert capsys.readouterr().err.startswith(f"maxgain: --model '{name}:f' cannot be made: ")
+
+
+def test_a_forward_pass_that_raises_anything_is_one_sentence(capsys) -> None:
+    assert main(["inspect", "--model", "torture.models:odd", "--input", "3x4x4"]) == 2
+    said = capsys.readouterr().err
+    assert said == "maxgain: torture.models:odd takes no input of the shape 3x4x4: forward of the user's own fails.\n"
+
+
+def test_weights_that_are_no_numbers_are_named(capsys) -> None:
+    assert main(["inspect", "--model", "torture.models:not_a_number", "--input", "3x4x4"]) == 2
+    assert "has weights that are not finite numbers, in '1.weight'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [("0x8x8", "is not a shape"), ("-3x8x8", "is not a shape"), ("", "inspect needs"), ("99999x99999", "are the most")],
+)
+def test_a_shape_that_is_none_or_beyond_all_is_one_sentence(shape, said, capsys) -> None:
+    assert main(["inspect", "--model", "torture.models:small", "--input", shape]) == 2
+    assert said in capsys.readouterr().err

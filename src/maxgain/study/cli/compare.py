@@ -21,6 +21,7 @@ from ..compare.records import Record
 from ..compare.statistics import Difference, Summary
 from ..compare.workers import runs_at_once
 from ..files import write_json
+from ..limits import expect_count
 from ..locks import alone_in
 from ..recipes import Recipe, recipe_named
 from ..regularisers import with_gamma
@@ -173,8 +174,8 @@ def _refuse_useless_tuning(options: Options) -> None:
             raise RecipeError(f"{flag} says what --tuned tries: it needs --tuned.")
     if options.budget is not None and options.grid:
         raise RecipeError("a grid has as many runs as values: leave out --budget or --grid.")
-    if options.budget is not None and options.budget < 1:
-        raise RecipeError(f"--budget must be at least 1, not {options.budget}.")
+    if options.budget is not None:
+        expect_count("--budget", options.budget)
 
 
 def _pairing(options: Options, recipe: Recipe) -> Pairing:

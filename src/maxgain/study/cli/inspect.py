@@ -8,6 +8,7 @@ import math
 import re
 import shlex
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from torch import Tensor, nn
 
 import maxgain
 from maxgain import operator_norms, sampled_slope
-from maxgain.errors import RunError, UnsupportedLayerError
+from maxgain.errors import MaxGainError, RunError, UnsupportedLayerError
 from maxgain.measure import evaluating
 
+from .. import memory
 from ..data.splits import Split
 from ..evaluate import batches, gains, largest, to_float
 from ..files import write_json
@@ -37,6 +39,8 @@ EXAMPLES = {
 }
 
 NORMS = (1.0, 2.0, math.inf)
+LARGEST_INPUT = 2**26
+"""Numbers in one input: more than the largest pictures have."""
 SLOPE_SAMPLE = 200
 """How many training images the network's slope is looked for at."""
 
@@ -77,6 +81,7 @@ class Subject:
 def run(options: Options, screen: Screen) -> dict[str, Any]:
     """Shows the table, writes inspect.json and a figure."""
     subject = _from_run(options) if options.run is not None else _from_model(options)
+    _refuse_lost_weights(subject)
     try:
         content = inspected(subject)
     except UnsupportedLayerError as error:
@@ -184,17 +189,16 @@ def _from_model(options: Options) -> Subject:
     if not options.model or not options.input:
         raise RunError("inspect needs a run's folder, or --model module:function and --input 3x32x32.")
     device = chosen_device(options.device)
-    try:
-        example = torch.zeros(1, *map(int, options.input.lower().split("x")), device=device)
-    except (ValueError, RuntimeError) as error:
-        raise RunError(f"--input {options.input!r} is not a shape like 3x32x32.") from error
+    shape = _shape(options.input)
     model = _made(options.model).to(device)
+    example = torch.zeros(1, *shape, device=device)
     try:
-        with torch.no_grad(), evaluating(model):
+        with memory.in_words(), torch.no_grad(), evaluating(model):
             model(example)
-    except RuntimeError as error:
-        reason = clause(str(error).splitlines()[0])
-        raise RunError(f"{options.model} takes no input of the shape {options.input}: {reason}.") from error
+    except MaxGainError:
+        raise
+    except Exception as error:  # a model of the user's own raises what it likes
+        raise RunError(f"{options.model} takes no input of the shape {options.input}: {_first_line(error)}.") from error
     return Subject(options.model, model, example, {}, exclude=options.exclude)
 
 
@@ -208,16 +212,47 @@ def _with_flags(sentence: str) -> str:
     return re.sub(r"exclude=(\[[^]]*\]|'[^']*')", typed_out, sentence)
 
 
+def _shape(text: str) -> list[int]:
+    """The shape that a text like 3x32x32 means."""
+    try:
+        shape = [int(size) for size in text.lower().split("x")]
+    except ValueError:
+        shape = []
+    if not shape or min(shape) < 1:
+        raise RunError(f"--input {text!r} is not a shape like 3x32x32.")
+    if math.prod(shape) > LARGEST_INPUT:
+        raise RunError(f"--input {text!r} has {math.prod(shape):,} numbers, and {LARGEST_INPUT:,} are the most.")
+    return shape
+
+
+def _first_line(error: BaseException) -> str:
+    """What an error of somebody else's says, in one line; its kind, where it says nothing or little."""
+    said = clause(next(iter(str(error).splitlines()), ""))
+    return said if " " in said else f"{type(error).__name__} {said}".strip()
+
+
+def _refuse_lost_weights(subject: Subject) -> None:
+    """Refuse a model of whose layers nothing could be said."""
+    lost = [name for name, weight in subject.model.named_parameters() if not weight.isfinite().all()]
+    if lost:
+        raise RunError(f"{subject.title} has weights that are not finite numbers, in {lost[0]!r}.")
+
+
 def _made(path: str) -> nn.Module:
     """The model that a function of the user's returns; modules are also looked for in the current folder."""
     module_name, _, function_name = path.partition(":")
     sys.path.insert(0, "")
     try:
-        model = getattr(importlib.import_module(module_name), function_name)()
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise RunError(f"--model {path!r} cannot be made: {error}; it must be module:function.") from error
+        with memory.in_words():
+            model = getattr(importlib.import_module(module_name), function_name)()
+    except MaxGainError:
+        raise
+    except (Exception, SystemExit) as error:  # code of the user's own raises what it likes
+        reason = _first_line(error)
+        raise RunError(f"--model {path!r} cannot be made: {reason}; it must be module:function.") from error
     finally:
-        sys.path.remove("")
+        with suppress(ValueError):
+            sys.path.remove("")
     if not isinstance(model, nn.Module):
         raise RunError(f"--model {path!r} gives a {type(model).__name__} and not a torch.nn.Module.")
     return model

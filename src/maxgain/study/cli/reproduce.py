@@ -14,6 +14,7 @@ from ..compare import jobs as many
 from ..compare import records
 from ..compare.jobs import Job
 from ..compare.records import Record
+from ..limits import expect_count
 from ..locks import alone_in
 from ..reproduce.experiments import EXPERIMENTS
 from ..reproduce.running import Budget, Stage, run_missing, stages
@@ -57,8 +58,7 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     """Run the stages in their order, each as far as time allows."""
     if options.name not in EXPERIMENTS:
         raise RecipeError(unknown("experiment", options.name, EXPERIMENTS))
-    if options.per_gpu < 1:
-        raise RecipeError(f"--per-gpu must be at least 1, not {options.per_gpu}.")
+    expect_count("--per-gpu", options.per_gpu)
     if options.minutes is not None and not options.minutes > 0:
         raise RecipeError(f"--minutes must be positive, not {options.minutes:g}.")
     experiment = EXPERIMENTS[options.name]

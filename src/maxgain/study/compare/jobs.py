@@ -15,6 +15,7 @@ from typing import Literal
 from maxgain.errors import MaxGainError, RecipeError
 
 from ..data.table import DATASETS
+from ..limits import expect_count, expect_runs
 from ..recipes import Recipe, key, run_name
 from ..regularisers import filled, parse, spelt
 from ..runs import Place, perform, read_metrics
@@ -79,8 +80,8 @@ class Job:
 
 def folds(recipe: Recipe, count: int, seeds: int = 1) -> Pairing:
     """The first disjoint folds of the recipe's data set, or folds of cross-validation where it has a single split."""
-    if seeds < 1:
-        raise RecipeError(f"--seeds must be at least 1, not {seeds}.")
+    expect_count("--seeds", seeds)
+    expect_count("--folds", count)
     there = DATASETS[recipe.dataset].folds if recipe.dataset in DATASETS else 1
     if there < 2:
         if count < 3:
@@ -93,8 +94,7 @@ def folds(recipe: Recipe, count: int, seeds: int = 1) -> Pairing:
 
 def seeds(recipe: Recipe, count: int) -> Pairing:
     """A number of seeds, from the recipe's own on."""
-    if count < 1:
-        raise RecipeError(f"--seeds must be at least 1, not {count}.")
+    expect_count("--seeds", count)
     return Pairing("seed", tuple(range(recipe.seed, recipe.seed + count)))
 
 
@@ -104,6 +104,7 @@ def plan(recipe: Recipe, regularisers: Sequence[str], pairing: Pairing) -> list[
         raise RecipeError(f"{' '.join(regularisers)} names a regulariser twice.")
     for regulariser in regularisers:
         parse(regulariser)
+    expect_runs(len(regularisers) * len(pairing.units) * pairing.repeats)
     return [
         Job(regulariser, replace(paired, regulariser=regulariser))
         for unit in pairing.units

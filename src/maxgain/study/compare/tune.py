@@ -24,6 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 from maxgain.errors import MaxGainError, RecipeError, RegulariserError, RunError
 
 from ..files import write_text
+from ..limits import expect_count
 from ..locks import alone_in
 from ..recipes import Recipe, key
 from ..regularisers import filled
@@ -58,8 +59,8 @@ class Search:
             )
         if self.recipe.train_on != "train":
             raise RecipeError("tuning chooses on the validation part, which --train-on train+validation trains on.")
-        if self.trials is not None and self.trials < 1:
-            raise RecipeError(f"--trials must be at least 1, not {self.trials}.")
+        if self.trials is not None:
+            expect_count("--trials", self.trials)
 
     @property
     def name(self) -> str:

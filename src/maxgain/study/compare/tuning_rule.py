@@ -13,6 +13,7 @@ from typing import Any
 
 from maxgain.errors import RecipeError, RegulariserError
 
+from ..limits import MOST_VALUES, expect_runs
 from ..regularisers import Chosen, parse
 from ..wording import nearest
 
@@ -45,7 +46,9 @@ class Grid:
             reachable = False
         if not (name and reachable):
             raise RecipeError(f"{text!r} is no grid: write NAME=START:STOP:STEP, as in gamma=1.25:3:0.25.")
-        return cls(name, tuple(rounded(start + index * step) for index in range(count)))
+        if count > MOST_VALUES:
+            raise RecipeError(f"the grid {text!r} has {count:,} values, and {MOST_VALUES:,} are the most.")
+        return cls(name, tuple(dict.fromkeys(rounded(start + index * step) for index in range(count))))
 
     def names(self, part: Chosen) -> bool:
         """Whether these are values of that regulariser's number."""
@@ -110,6 +113,7 @@ def within_budget(space: Sequence[Dimension], budget: int) -> tuple[Dimension, .
 
 def points(space: Sequence[Dimension]) -> list[Point]:
     """Every combination of the grids' values, the last varying fastest."""
+    expect_runs(math.prod(len(dimension.values) for dimension in space))
     combinations = product(*(dimension.values for dimension in space))
     return [dict(zip((dimension.regulariser for dimension in space), values, strict=True)) for values in combinations]
 

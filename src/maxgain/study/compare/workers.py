@@ -24,6 +24,7 @@ from maxgain.errors import RecipeError, RunError
 from .. import signals
 from ..data import table as datasets
 from ..data.splits import Dataset
+from ..limits import expect_count
 from ..recipes import Recipe
 from ..runs import Place, chosen_device, load_data
 
@@ -94,8 +95,8 @@ def runs_at_once(jobs: int | None, per_gpu: int | None, device: str) -> int:
     if per_gpu is not None and not on_gpu:
         raise RecipeError("--per-gpu is for runs on a GPU, and there is none here: use --jobs.")
     for flag, count in (("--jobs", jobs), ("--per-gpu", per_gpu)):
-        if count is not None and count < 1:
-            raise RecipeError(f"{flag} must be at least 1, not {count}.")
+        if count is not None:
+            expect_count(flag, count)
     return per_gpu or jobs or (1 if on_gpu else len(os.sched_getaffinity(0)))
 
 
