@@ -314,7 +314,7 @@ def test_a_comparison_that_is_stopped_and_killed_ends_like_one_that_is_not(tmp_p
     jobs = compare.plan(recipe, REGULARISERS, compare.folds(recipe, 4))
     whole = Place(tmp_path / "whole")
     for job in jobs:
-        compare._recorded(job, whole)
+        compare.run_recorded(job, whole)
 
     folder = tmp_path / "killed"
     command = ["compare", "digits", "--regularisers", *REGULARISERS, "--folds", "4", *flags, "--json"]
