@@ -16,7 +16,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="there is no play
 
 NONE = [0.90, 0.91, 0.89, 0.92]
 BETTER = [0.95, 0.955, 0.945, 0.96]
-LONG_NAME = "maxgain=1.75+batchnorm+gaussian_dropout=0.25"
+LONG_NAME = "maxgain=1.75+batchnorm+gaussiandropout=0.25"
 QUIET = [
     "--no-sandbox",
     "--disable-gpu",
@@ -113,20 +113,19 @@ def test_the_table_sorts_by_the_keyboard(show):
     page.keyboard.press("Enter")
     assert heading(page, "Holm p").get_attribute("aria-sort") == "descending"
     page.keyboard.press("Space")
-    assert first_column(page, "The contrasts")[0] == "maxgain : none"  # the smallest p
+    assert first_column(page, "The contrasts")[0] == "maxgain against none"  # the smallest p
 
 
 def test_all_figures_show(show):
     page = show()
     figures = page.locator("figure svg").all()
-    assert len(figures) == 4 + 4 + 2 + 1  # learning curves, norms, box plots, the search
+    assert len(figures) == 4 + 3 + 2 + 2  # learning curves, layers, box plots, the search
     for figure in figures:
         box = figure.bounding_box()
         assert box["width"] > 200
         assert box["height"] > 100
         assert figure.get_attribute("aria-label")
-    lines = page.locator("figure.curve svg").first.locator("path[style*='--series-']")
-    assert lines.count() >= 4
+    assert page.locator("figure.curve svg").first.locator("path.series").count() == 4
     assert page.locator("figure.boxes .box").count() == 2 * 2 * 19
 
 
@@ -134,20 +133,20 @@ def test_choosing_another_run_changes_its_box_plot_and_its_words(show):
     page = show()
     first, second = (page.locator(f"figure.boxes[data-side='{side}']") for side in (0, 1))
     before = first.locator("svg").inner_html(), second.locator("svg").inner_html()
-    assert first.locator("figcaption").inner_text().startswith("none, fold 0: largest gain")
-    assert second.locator("figcaption").inner_text().startswith("maxgain, fold 0: largest gain")
+    assert first.locator("figcaption").inner_text().startswith("none, fold 0, seed 0: largest gain")
+    assert second.locator("figcaption").inner_text().startswith("maxgain=2, fold 0, seed 0: largest gain")
     assert first.locator(".bound").count() == 0
     assert second.locator(".bound").count() == 2  # in the training and in the test set
-    page.get_by_label("Run", exact=True).select_option("dropout, fold 2")
-    assert first.locator("figcaption").inner_text().startswith("dropout, fold 2: largest gain")
+    page.get_by_label("Run", exact=True).select_option("dropout=1, fold 2, seed 0")
+    assert first.locator("figcaption").inner_text().startswith("dropout=1, fold 2, seed 0: largest gain")
     assert first.locator("svg").inner_html() != before[0]
-    page.get_by_label("beside").select_option("none, fold 0")
+    page.get_by_label("beside").select_option("none, fold 0, seed 0")
     assert second.locator("svg").inner_html() != before[1]
 
 
 def test_two_runs_have_the_same_scale_until_it_is_unchecked(show):
     page = show()
-    ticks = [page.locator(f"figure.boxes[data-side='{side}'] svg text[text-anchor=end]") for side in (0, 1)]
+    ticks = [page.locator(f"figure.boxes[data-side='{side}'] svg text.tick") for side in (0, 1)]
     numbers = [[text for text in tick.all_text_contents() if text[0].isdigit()] for tick in ticks]
     assert numbers[0] == numbers[1]
     page.get_by_label("on the same scale").uncheck()
@@ -159,19 +158,49 @@ def test_a_box_is_where_its_quantiles_are(show):
     page = show()
     places = page.evaluate(
         """() => {
-          const run = JSON.parse(document.getElementById("gain-data").textContent).runs[0];
           const svg = document.querySelector("figure.boxes svg");
-          const lines = [...svg.querySelectorAll(".line")].map((line) => line.getBBox().y);
-          const labels = [...svg.querySelectorAll("text[text-anchor=end]")].map((text) => Number(text.textContent));
+          const lines = [...svg.querySelectorAll(".grid")].map((line) => line.getBBox().y);
+          const labels = [...svg.querySelectorAll("text.tick")].map((text) => Math.log(Number(text.textContent)));
+          const unit = (lines[1] - lines[0]) / (labels[1] - labels[0]);
+          const gain = (y) => Math.exp(labels[0] + (y - lines[0]) / unit);
           const box = svg.querySelector(".box").getBBox();
-          const unit = (lines[0] - lines[1]) / (labels[1] - labels[0]);
-          return { quantiles: run.gains.train[0].slice(1), top: (lines[0] - box.y) / unit,
-                   bottom: (lines[0] - box.y - box.height) / unit };
+          return { top: gain(box.y), bottom: gain(box.y + box.height) };
         }"""
     )
-    _, lower, _, upper, _ = places["quantiles"]
-    assert places["bottom"] == pytest.approx(lower, abs=0.01)
-    assert places["top"] == pytest.approx(upper, abs=0.01)
+    _, lower, _, upper, _ = synthetic_run("none", layers=19, accuracy=NONE[0])["gain_quantiles"]["train"][
+        "features.conv0"
+    ]
+    assert places["bottom"] == pytest.approx(lower, rel=0.01)
+    assert places["top"] == pytest.approx(upper, rel=0.01)
+
+
+def test_a_bound_is_drawn_and_named(show):
+    page = show()
+    second = page.locator("figure.boxes[data-side='1']")
+    assert second.locator("svg text", has_text="γ = 2").count() == 2
+    assert second.locator("svg text", has_text="Gain ‖Wx‖ / ‖x‖, test set").count() == 1
+
+
+def test_pointing_at_a_name_brings_out_its_line_and_its_band(show):
+    page = show()
+    band = page.locator("figure.curve svg").first.locator(".band[data-series='2']")
+    assert not band.is_visible()
+    page.locator(".legend li", has_text="maxgain").first.hover()
+    assert band.is_visible()
+    assert page.locator("figure.curve svg").first.locator(".series.lit").count() == 1
+    page.locator("h1").hover()
+    assert not band.is_visible()
+
+
+def test_a_link_to_a_run_unfolds_the_list_of_runs(show):
+    page = show()
+    page.get_by_text("The score of every run").click()
+    row = page.locator("#r0")
+    assert not row.is_visible()
+    page.locator("a[href='#r0']").click()
+    assert row.is_visible()
+    row.locator("a").click()
+    assert page.url.endswith("#m0")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -183,13 +212,34 @@ def test_the_page_never_scrolls_sideways(show, scheme, width):
     assert overflow(page) == 0
 
 
+@pytest.mark.parametrize("name", ["The contrasts", "The regularisers"])
+def test_on_a_telephone_nothing_of_the_main_tables_is_out_of_sight(show, name):
+    page = show(viewport={"width": 390, "height": 800})
+    box = page.get_by_role("region", name=name)
+    assert box.evaluate("box => box.scrollWidth <= box.clientWidth")
+    for cell in box.locator("tbody tr").last.locator("th, td").all():
+        place = cell.bounding_box()
+        assert place["x"] >= 0
+        assert place["x"] + place["width"] <= 390
+    assert box.locator("tbody svg.forest").count() == (3 if name == "The contrasts" else 0)
+
+
 def test_a_wide_table_scrolls_in_its_own_box(show):
     page = show(viewport={"width": 390, "height": 800})
-    box = page.get_by_role("region", name="The contrasts")
+    box = page.get_by_role("region", name="Every regulariser against every other")
     assert box.evaluate("box => box.scrollWidth > box.clientWidth")
-    heading(page, "Verdict").scroll_into_view_if_needed()
+    box.locator("tbody td").last.scroll_into_view_if_needed()
     assert box.evaluate("box => box.scrollLeft") > 0
     assert box.locator("tbody th").first.bounding_box()["x"] >= 0  # the names stay in sight
+
+
+def test_the_intervals_are_200_pixels_wide_and_have_one_zero_line(show):
+    page = show()
+    drawings = page.locator(".contrasts tbody svg.forest").all()
+    assert {round(drawing.bounding_box()["width"]) for drawing in drawings} == {200}
+    assert len({round(drawing.bounding_box()["x"]) for drawing in drawings}) == 1
+    page.emulate_media(media="print")
+    assert all(drawing.is_visible() for drawing in drawings)
 
 
 LOWEST_CONTRAST = """
@@ -216,7 +266,7 @@ def test_text_and_lines_stand_out_in_light_and_dark(show, scheme):
     assert (paper == "rgb(253, 253, 252)") == (scheme == "light")
     words = "p, li, th, td, figcaption, a, summary, .minor, .mark, figure svg text"
     assert page.locator(words).evaluate_all(LOWEST_CONTRAST) > 4.5
-    lines = "figure.curve svg path[style*='stroke: var(--series-'], figure.boxes .median, figure.boxes .whisker"
+    lines = "figure.curve svg path.series, figure.boxes .median, figure.boxes .whisker, svg .reach"
     assert page.locator(lines).evaluate_all(LOWEST_CONTRAST) > 3
 
 

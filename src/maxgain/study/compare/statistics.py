@@ -150,10 +150,12 @@ def pooled(scores: Scores, contrasts: Sequence[Pair], design: Design) -> list[Di
     matrix = np.zeros((len(cells), len(rows) + len(units)))
     for index, (row, unit) in enumerate(cells):
         matrix[index, row] = matrix[index, len(rows) + unit] = 1
-    inverse = np.linalg.pinv(matrix)
+    # By the normal equations: their matrix has a row per row and unit, and is small however many runs there are.
+    gram = matrix.T @ matrix
+    inverse = np.linalg.pinv(gram, hermitian=True) @ matrix.T
     coefficients = inverse @ values
     residuals = values - matrix @ coefficients
-    degrees = len(cells) - int(np.linalg.matrix_rank(matrix)) if cells else 0
+    degrees = len(cells) - int(np.linalg.matrix_rank(gram, hermitian=True)) if cells else 0
     spread = degrees > 0 and np.ptp(residuals) > _rounding(values)
     variance = float(residuals @ residuals) / degrees if spread else None
 

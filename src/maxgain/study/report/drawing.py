@@ -21,7 +21,7 @@ WIDTH = 420
 """Of a chart, in pixels on a wide window; two fit beside each other, and one on a telephone."""
 FOREST = 200
 """How wide the intervals of a comparison are drawn."""
-MOST_POINTS = 80
+MOST_POINTS = 60
 """Of a line: more could not be told apart."""
 
 Numbers = Sequence[float]
@@ -97,7 +97,13 @@ def _text(x: float, y: float, words: str, anchor: str = "start", class_: str = "
 
 
 def _path(points: Iterable[tuple[float, float]], close: bool = False) -> str:
-    return "M" + "L".join(f"{x:g} {y:g}" for x, y in points) + ("Z" if close else "")
+    """A line through the points: after the first one by steps, which are short to write."""
+    (x, y), *rest = ((round(10 * x), round(10 * y)) for x, y in points)
+    written = [f"M{x / 10:g} {y / 10:g}l" if rest else f"M{x / 10:g} {y / 10:g}h0"]
+    for right, down in rest:
+        written.append(f"{(right - x) / 10:g} {(down - y) / 10:g}")
+        x, y = right, down
+    return written[0] + " ".join(written[1:]) + ("z" if close else "")
 
 
 def look(index: int) -> dict[str, str]:
@@ -169,9 +175,9 @@ def curves(series: Mapping[int, Sequence[Numbers]], title: str, description: str
     )
     bands, lines = [], []
     for index, mean in means.items():
-        kept = _thinned(len(mean))
-        above = [(frame.x(place + 1), frame.y(highs[index][place])) for place in kept]
-        below = [(frame.x(place + 1), frame.y(lows[index][place])) for place in kept]
+        kept, fewer = _thinned(len(mean), MOST_POINTS), _thinned(len(mean), MOST_POINTS // 3)
+        above = [(frame.x(place + 1), frame.y(highs[index][place])) for place in fewer]
+        below = [(frame.x(place + 1), frame.y(lows[index][place])) for place in fewer]
         if len(series[index]) > 1:
             bands.append(element("path", class_=f"band s{index % COLOURS}", data_series=index,
                                  d=_path(above + below[::-1], close=True)))  # fmt: skip
@@ -180,47 +186,50 @@ def curves(series: Mapping[int, Sequence[Numbers]], title: str, description: str
     return _picture(WIDTH, 264, description, *frame.drawn(), *bands, *lines)
 
 
-def _thinned(count: int) -> list[int]:
+def _thinned(count: int, most: int) -> list[int]:
     """Which of so many points to draw: evenly spaced, with the first and the last."""
-    step = max(1, math.ceil(count / MOST_POINTS))
+    step = max(1, math.ceil(count / most))
     return [*range(0, count - 1, step), count - 1]
 
 
-def layers(panels: Mapping[str, Mapping[int, Mapping[str, float]]], description: str) -> Markup:
-    """Dots, a row per layer from the input down, a panel per quantity, a colour per regulariser, on one scale.
+def layers(panels: Mapping[str, Mapping[int, Mapping[str, float]]]) -> list[Markup]:
+    """Dots, a row per layer from the input down, a chart per quantity, a colour per regulariser, all on one scale.
 
     `panels` holds a number for each quantity's title, each regulariser's place among the colours and each layer.
     """
     names = list(dict.fromkeys(name for entries in panels.values() for rows in entries.values() for name in rows))
-    names_width = 10 + 6.4 * max(map(len, names))
     values = [value for entries in panels.values() for rows in entries.values() for value in rows.values() if value > 0]
-    width, top, row = 240, 44, 19
-    bottom = top + row * len(names)
-    inside: list[Markup] = [
-        _text(names_width - 8, top + row * (place + 0.5) + 4, name, "end") for place, name in enumerate(names)
+    left, top, row = 10 + 6.6 * max(map(len, names), default=0), 44, 19
+    axis = Axis.over(values, left, left + 220, logarithmic=True)
+    bottom, ticks = top + row * len(names), axis.ticks(5)
+    frame = [
+        element("path", class_="grid", d="".join(f"M{axis(tick):g} {top}V{bottom}" for tick in ticks)),
+        *(_text(axis(tick), top - 8, f"{tick:g}", "middle") for tick in ticks),
+        *(_text(left - 8, top + row * (place + 0.5) + 4, name, "end") for place, name in enumerate(names)),
     ]
-    for number, (title, entries) in enumerate(panels.items()):
-        start = names_width + number * (width + 26)
-        axis = Axis.over(values, start, start + width, logarithmic=True)
-        ticks = axis.ticks(5)
-        inside.append(_text(start, 16, title, class_="title"))
-        inside.append(element("path", class_="grid", d="".join(f"M{axis(tick):g} {top}V{bottom}" for tick in ticks)))
-        inside += [_text(axis(tick), top - 8, text, "middle") for tick, text in zip(ticks, _plain(ticks), strict=True)]
-        for index, rows in entries.items():
-            for place, name in enumerate(names):
-                if rows.get(name, 0) > 0:
-                    y = top + row * (place + 0.5)
-                    inside.append(_dot(index, axis(rows[name]), y, f"{name}: {rows[name]:.4g}"))
-    return _picture(names_width + len(panels) * (width + 26) - 18, bottom + 6, description, *inside)
+    charts = []
+    for title, entries in panels.items():
+        dots = [
+            _dots(
+                index,
+                [
+                    (axis(rows[name]), top + row * (place + 0.5))
+                    for place, name in enumerate(names)
+                    if rows.get(name, 0) > 0
+                ],
+            )
+            for index, rows in entries.items()
+        ]
+        about = f"Dots: {title} by layer, a colour per row; the numbers are in the table below."
+        charts.append(_picture(left + 228, bottom + 6, about, _text(0, 16, title, class_="title"), *frame, *dots))
+    return charts
 
 
-def _dot(index: int, x: float, y: float, about: str) -> Markup:
-    """A mark whose form changes too, once the colours begin again."""
-    title = element("title", escape(about))
-    looks = {"class_": f"dot s{index % COLOURS}", "data_series": index}
-    if index < COLOURS:
-        return element("circle", title, cx=x, cy=y, r=4, **looks)
-    return element("rect", title, x=round(x - 3.6, 1), y=round(y - 3.6, 1), width=7.2, height=7.2, **looks)
+def _dots(index: int, points: Iterable[tuple[float, float]]) -> Markup:
+    """Marks at the points, all in one element; squares, once the colours begin again."""
+    places = "".join(f"M{x:g} {y:g}h0" for x, y in points)
+    square = {"stroke_linecap": "square"} if index >= COLOURS else {}
+    return element("path", class_=f"dots s{index % COLOURS}", data_series=index, d=places, **square)
 
 
 def trials(
@@ -253,7 +262,7 @@ def trials(
         places = sorted((frame.x(x), frame.y(y)) for x, y in points)
         if joined:
             inside.append(element("path", data_series=index, d=_path(places), **look(index)))
-        inside += [element("circle", class_=f"dot s{index}", data_series=index, cx=x, cy=y, r=3.5) for x, y in places]
+        inside.append(_dots(index, places))
     return _picture(WIDTH, 264, description, *inside)
 
 
@@ -288,7 +297,3 @@ def scale(axis: Axis) -> Markup:
 def _strip(*inside: Markup) -> Markup:
     """A drawing that a table cell holds; the table has its numbers."""
     return element("svg", *inside, class_="forest", viewBox=f"0 0 {FOREST} 24", aria_hidden="true")
-
-
-def _plain(ticks: Numbers) -> list[str]:
-    return [f"{tick:g}" for tick in ticks]

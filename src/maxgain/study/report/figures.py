@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter, StrMethodFormatter
+from matplotlib.ticker import PercentFormatter
 
 from maxgain.measure import Quantiles, draw_boxes
 
@@ -61,41 +60,16 @@ def series_style(index: int) -> dict[str, Any]:
     return {"color": COLOURS[colour], "linestyle": DASHES[(colour + rounds) % len(DASHES)]}
 
 
-def learning_curve(histories: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], metric: str) -> Figure:
-    """A metric after every epoch: the mean over each regulariser's runs, in a band from their lowest to their highest.
-
-    `histories` holds each regulariser's runs, a run being its epochs' metrics. A regulariser whose runs do not all
-    have the metric, as where nothing was held out, is left out but keeps its place among the styles.
-    """
-    figure, panel = _panel(*PANEL)
-    for index, runs in enumerate(histories.values()):
-        if not runs or any(line.get(metric) is None for run in runs for line in run):
-            continue
-        epochs = range(1, min(map(len, runs)) + 1)
-        values = np.array([[run[epoch - 1][metric] for epoch in epochs] for run in runs])
-        low, high, style = values.min(axis=0), values.max(axis=0), series_style(index)
-        panel.plot(epochs, values.mean(axis=0), linewidth=1.5, **style)
-        panel.fill_between(epochs, low, high, color=style["color"], alpha=0.12, linewidth=0)
-    panel.set_xlabel("epoch")
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
-    if metric.endswith("_accuracy"):
-        panel.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
-    elif panel.lines:
-        _logarithmic(panel)
-    return figure
-
-
 def gains_beside_norms(
     norms: Mapping[str, float],
     gains: Mapping[str, Mapping[str, float]],
-    largest: float | None = None,
     *,
     title: str = "",
     bound: float | None = None,
 ) -> Figure:
     """Each layer's operator norm as a bar and, as dots, the largest gain that each part of the data shows in it.
 
-    `gains` is by part and layer. `largest` is where the axis ends, so that several of these can be compared by eye.
+    `gains` is by part and layer.
     """
     figure, panel = _panel(PANEL[0] + 1, min(1.5 + 0.2 * len(norms), LONGEST))
     figure.suptitle(shown(title))
@@ -107,7 +81,7 @@ def gains_beside_norms(
         panel.plot(known, places, marker, color=colour, markersize=4, label=label, markerfacecolor="none")
     panel.set_yticks(places, list(map(shown, norms)))
     panel.invert_yaxis()  # the input at the top
-    panel.set_xlim(0, 1.05 * (largest or max(norms.values(), default=1)))
+    panel.set_xlim(0, 1.05 * max(norms.values(), default=1))
     panel.grid(visible=False, axis="y")
     panel.set_xlabel("how much the layer amplifies, ‖Wx‖ / ‖x‖")
     if bound is not None:
@@ -179,12 +153,3 @@ def _panel(width: float, height: float) -> tuple[Figure, Axes]:
     panel.set_axisbelow(True)
     panel.tick_params(labelsize=9)
     return figure, panel
-
-
-def _logarithmic(panel: Axes) -> None:
-    """A logarithmic axis with plain numbers on it, few enough to read."""
-    panel.set_yscale("log")
-    low, high = panel.get_ylim()
-    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
-    panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    panel.yaxis.set_minor_locator(NullLocator())

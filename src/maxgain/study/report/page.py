@@ -1,4 +1,4 @@
-"""The page to look at: what the records show, as one HTML file that opens offline, on a phone, and in print.
+"""The page to look at: what a folder of results shows, as one HTML file that opens offline, on a phone, and in print.
 
 Everything on it comes from the records, and the same records give the same page.
 """
@@ -8,38 +8,34 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
 from importlib import resources
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from maxgain.errors import RecordError, RunError
 
-from ..compare import records
-from ..compare.comparison import Comparison, Contrast
+from ..compare.comparison import Comparison
 from ..compare.question import Question
 from ..compare.records import Record, Records
-from ..compare.sentences import in_words, p_value
+from ..compare.sentences import p_value
 from ..files import marked, write_text
-from ..regularisers import REGULARISERS
-from . import figures, svg, tunings
-from .comparisons import comparisons, questions_in
+from ..schema import score
+from ..tables import uniform
+from ..wording import counted, listed
+from . import drawing, sources
+from .comparisons import comparisons
+from .gain_data import gain_data
+from .sections import comparison_section, run_section, tuning_section
 from .tunings import Tuning
 
-METRICS = {
-    "train_loss": "training loss (nats)",
-    "validation_loss": "validation loss (nats)",
-    "train_accuracy": "training accuracy",
-    "validation_accuracy": "validation accuracy",
-}
-PARTS = ("train", "test")
 MINUS = "−"
+LONGEST_HEADLINE = 150
+"""Letters; a longer outcome stands under the headline."""
 
 
 def write(folder: Path, out: Path, baseline: str | None = None) -> Records:
@@ -47,250 +43,155 @@ def write(folder: Path, out: Path, baseline: str | None = None) -> Records:
 
     It shows the comparisons that `maxgain compare` was asked for; with a baseline, each with that baseline instead.
     """
-    if not folder.is_dir():
-        raise RecordError(f"{folder} is no folder: name one that 'maxgain compare' or 'maxgain tune' has made.")
-    found = records.read(folder / "results" if (folder / "results").is_dir() else folder)
-    asked, problems = questions_in(folder)
-    found = replace(found, warnings=(*found.warnings, *problems))
-    made = tunings.read(folder, found)
-    if not (found.runs or found.failed or made):
-        raise RecordError(f"{folder} has no records of runs: 'maxgain compare' leaves some there.")
+    found = sources.read(folder)
+    if not found:
+        raise RecordError(f"{folder} has no records of runs: maxgain train, tune and compare leave some there.")
     if out.is_file() and not marked(out, ".html"):
         raise RunError(f"cannot write {out}: it exists and is no page of maxgain's; choose another --out.")
-    write_text(out, build_page(found, made, baseline, asked))
-    return found
+    write_text(out, build_page(found.records, found.tunings, baseline, found.asked, found.alone))
+    return found.records
 
 
 def build_page(
-    found: Records, made: Sequence[Tuning] = (), baseline: str | None = None, asked: Sequence[Question] = ()
+    found: Records,
+    made: Sequence[Tuning] = (),
+    baseline: str | None = None,
+    asked: Sequence[Question] = (),
+    alone: Collection[str] = (),
 ) -> str:
-    """The page about these records, the tuning behind them and the comparisons that were asked for."""
-    compared = comparisons(found, asked, baseline)
-    draw = _Drawer()
+    """The page about these records, the tuning behind them and the comparisons that were asked for.
+
+    `alone` are the keys of runs that belong to no comparison; they are compared among themselves where they can be.
+    """
+    compared = _compared(found, asked, baseline, alone)
+    anchors = {run["key"]: f"r{number}" for number, run in enumerate(found.runs)}
+    several = {name: comparison for name, comparison in compared.items() if not _single(comparison)}
+    sections = [comparison_section(name, comparison, anchors) for name, comparison in several.items()]
+    single = [run_section(name, comparison.runs[0]) for name, comparison in compared.items() if _single(comparison)]
+    tunings = [tuning_section(tuning) for tuning in made]
+    gains = gain_data(_by_row(compared))
     script = _resource("report.js")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {show.__name__: show for show in (percent, signed, number, p_value, breakable)}
+    environment.filters |= {show.__name__: show for show in (percent, signed, p_value, breakable, counted)}
     return environment.from_string(_resource("report.html")).render(
         style=Markup(_resource("report.css")),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        title=_title(list(compared.values())),
+        **_headline(several, sections, single, tunings),
+        dates=_dates(found.runs),
+        versions=listed(dict.fromkeys(f"maxgain {run['maxgain']}" for run in found.runs if run.get("maxgain")) or [""]),
+        look=drawing.look,
         found=found,
-        sections=[_section(name, comparison, draw) for name, comparison in compared.items()],
-        gains=_gain_data(compared),
-        searches=[_tuning(tuning, draw) for tuning in made],
+        sections=sections,
+        single=single,
+        gains=gains,
+        tunings=tunings,
+        runs=_runs_table(found.runs),
         origins=_origins(found),
     )
 
 
-class _Drawer:
-    """Turns figures into elements of the page, each with ids of its own."""
-
-    def __init__(self) -> None:
-        self._numbers = count()
-
-    def __call__(self, figure: Figure, description: str) -> Markup:
-        return svg.inline(figure, description, f"figure{next(self._numbers)}")
-
-
-# The sections of the page
-
-
-def _title(compared: Sequence[Comparison]) -> str:
-    names = dict.fromkeys(comparison.question.dataset for comparison in compared)
-    return f"Regularisers compared on {', '.join(names)}" if compared else "A search for good numbers"
+def _compared(
+    found: Records, asked: Sequence[Question], baseline: str | None, alone: Collection[str]
+) -> dict[str, Comparison]:
+    """The comparisons of a folder, and then those that its single runs make possible."""
+    together = Records(tuple(run for run in found.runs if run["key"] not in alone), found.failed, ())
+    apart = Records(tuple(run for run in found.runs if run["key"] in alone), (), ())
+    answers = {}
+    if together.runs or together.failed:
+        answers = comparisons(together, asked, baseline)
+    if apart.runs:
+        answers |= comparisons(apart, (), None if answers else baseline)
+    return answers
 
 
-@dataclass(frozen=True)
-class Line:
-    """A contrast in its table."""
-
-    contrast: Contrast
-    sentence: str
-    interval: tuple[float, float, float] | None
-    """Where the difference and its interval's ends lie in the column's drawing, from 0 to 100; zero is at 50."""
+def _single(comparison: Comparison) -> bool:
+    return len(comparison.rows) == 1 and len(comparison.runs) == 1 and not comparison.failures
 
 
-def _section(name: str, comparison: Comparison, draw: _Drawer) -> dict[str, Any]:
-    question = comparison.question
-    names = [row.name for row in comparison.rows]
-    words = in_words(comparison)
-    means = [row.summary.mean for row in comparison.rows if row.summary]
-    return {
-        "name": name,
-        "comparison": comparison,
-        "words": words,
-        "best": max(means) if len(means) > 1 else None,
-        "lines": _lines(comparison, words.contrasts),
-        "numbers": [
-            (f"{question.over} {unit}", [row.scores.get(unit) for row in comparison.rows]) for unit in question.units
-        ],
-        "names": names,
-        "legend": [(name, _swatch(index)) for index, name in enumerate(names)],
-        "curves": _curves(comparison, draw),
-        "norms": _norms(comparison, draw),
-        "settings": _settings(comparison.runs) if comparison.runs else {},
-    }
+def _by_row(compared: Mapping[str, Comparison]) -> Iterator[tuple[str, Record]]:
+    for name, comparison in compared.items():
+        for row in comparison.rows:
+            for run in comparison.runs_of(row.name):
+                yield (f"{name}: {row.name}" if len(compared) > 1 else row.name), run
 
 
-def _lines(comparison: Comparison, sentences: Sequence[str]) -> list[Line]:
-    tests = [contrast.analyses.paired for contrast in comparison.contrasts]
-    ends = [abs(end) for test in tests if test and test.simultaneous_interval for end in test.simultaneous_interval]
-    largest = max(ends, default=0) or 1
-
-    def places(contrast: Contrast) -> tuple[float, float, float] | None:
-        test = contrast.analyses.paired
-        if test is None or test.simultaneous_interval is None:
-            return None
-        low, high = test.simultaneous_interval
-        low, mean, high = (round(50 + 48 * value / largest, 1) for value in (low, test.mean, high))
-        return low, mean, high
-
-    return [
-        Line(contrast, sentence, places(contrast))
-        for contrast, sentence in zip(comparison.contrasts, sentences, strict=True)
-    ]
+# What the page is about
 
 
-def _curves(comparison: Comparison, draw: _Drawer) -> list[tuple[str, Markup]]:
-    histories = {
-        row.name: [run["history"] for run in comparison.runs_of(row.name) if run.get("history")]
-        for row in comparison.rows
-    }
-    if not any(histories.values()):
-        return []
-    return [
-        (title, draw(figures.learning_curve(histories, metric), _last_values(histories, metric, title)))
-        for metric, title in METRICS.items()
-        if any(line.get(metric) is not None for runs in histories.values() for run in runs for line in run)
-    ]
+def _headline(
+    several: Mapping[str, Comparison],
+    sections: Sequence[Mapping[str, Any]],
+    single: Sequence[Mapping[str, Any]],
+    tunings: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """The page's title, the sentence that it begins with, and what stands above and below that."""
+    if len(sections) == 1:
+        title = f"Regularisers compared on {next(iter(several.values())).question.dataset}"
+        outcome = sections[0]["words"].outcome
+        short = len(outcome) <= LONGEST_HEADLINE
+        return {"title": title, "headline": outcome if short else title, "lead": "" if short else outcome}
+    if sections:
+        data = dict.fromkeys(comparison.question.dataset for comparison in several.values())
+        title = f"{counted(len(sections), 'comparison')} of regularisers on {listed(data)}"
+        return {"title": title, "headline": title, "lead": ""}
+    alone = [*single, *tunings]
+    if len(alone) == 1:
+        return {"title": alone[0]["headline"], "headline": alone[0]["headline"], "lead": ""}
+    kinds = [counted(len(group), name) for group, name in ((single, "run"), (tunings, "search")) if group]
+    kinds = [kind.replace("searchs", "searches") for kind in kinds]
+    title = listed(kinds).capitalize() if kinds else "Runs that failed"
+    return {"title": title, "headline": title, "lead": ""}
 
 
-def _last_values(histories: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], metric: str, title: str) -> str:
-    show = percent if metric.endswith("accuracy") else number
-    means = []
-    for name, runs in histories.items():
-        last = [run[-1][metric] for run in runs if run[-1].get(metric) is not None]
-        if last:
-            means.append(f"{name} {show(math.fsum(last) / len(last))}")
-    return f"Lines: {title} by epoch, mean over runs. After the last epoch: {', '.join(means)}."
+def _dates(runs: Sequence[Record]) -> str:
+    """When the runs were finished, to the day."""
+    days = sorted(datetime.fromisoformat(run["finished"]).date() for run in runs if run.get("finished"))
+    if not days:
+        return ""
+    first, last = (f"{day.day} {day:%B %Y}" for day in (days[0], days[-1]))
+    return first if first == last else f"{first} to {last}"
 
 
-def _norms(comparison: Comparison, draw: _Drawer) -> list[dict[str, Any]]:
-    """Each regulariser's operator norms beside its largest gains, both as means over its runs.
+# How runs were made
 
-    Norms are ℓ2 operator norms, which gains in another norm must not be set beside.
-    """
-    tables = {}
-    for name in (row.name for row in comparison.rows):
-        runs = [run for run in comparison.runs_of(name) if run.get("operator_norms") and run["config"].get("p", 2) == 2]
-        if runs:
-            gains = {part: _layer_means([run["max_gain"].get(part, {}) for run in runs]) for part in PARTS}
-            tables[name] = (_layer_means([run["operator_norms"] for run in runs]), gains, len(runs))
-    largest = max((norm for norms, _, _ in tables.values() for norm in norms.values()), default=None)
-    return [
-        {
-            "name": name,
-            "runs": runs,
-            "drawing": draw(
-                figures.gains_beside_norms(norms, gains, largest),
-                f"Bars and dots: operator norms and largest gains of {name}, layer by layer; "
-                "the numbers are in the table below.",
-            ),
-            "layers": [(layer, norm, *(gains[part].get(layer) for part in PARTS)) for layer, norm in norms.items()],
-        }
-        for name, (norms, gains, runs) in tables.items()
-    ]
-
-
-def _tuning(tuning: Tuning, draw: _Drawer) -> dict[str, Any]:
-    names = list(tuning.curve[0]["values"]) if tuning.curve else []
-    labels = {name: getattr(REGULARISERS.get(name), "parameter", None) or name for name in names}
-    tried = sum(row["status"] == "complete" for row in tuning.curve)
-    description = (
-        f"Lines: accuracy and loss on the training and the validation part against {', '.join(labels.values())}, "
-        f"{tried} points. {tuning.outcome} The numbers are in the table below."
-    )
-    return {
-        "title": tuning.title,
-        "outcome": tuning.outcome,
-        "drawing": draw(figures.tuning_curve(tuning.curve, labels, tuning.chosen), description) if tried else None,
-        "labels": labels,
-        "rows": [(row, row["values"] == tuning.chosen) for row in tuning.curve],
-    }
-
-
-def _layer_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The mean of every layer that has a number in all rows."""
-    values: dict[str, list[Any]] = {layer: [row.get(layer) for row in rows] for layer in rows[0]}
-    return {layer: math.fsum(row) / len(row) for layer, row in values.items() if _all_finite(row)}
-
-
-def _gain_data(compared: Mapping[str, Comparison]) -> dict[str, Any]:
-    """What the box plots are drawn from, and which two runs are shown first: if it can be, one of them is bounded."""
-    runs = {
-        run["key"]: {
-            "group": f"{name}: {row.name}" if len(compared) > 1 else row.name,
-            "name": f"{run['config']['regulariser']}, {_place(run['config'])}",
-            "bound": None if run.get("gamma") in (None, math.inf) else run["gamma"],
-            "gains": {
-                part: [
-                    [layer, *(float(f"{value:.4g}") for value in values)]
-                    for layer, values in run["gain_quantiles"].get(part, {}).items()
-                    if _all_finite(values)
-                ]
-                for part in PARTS
-            },
-        }
-        for name, comparison in compared.items()
-        for row in comparison.rows
-        for run in comparison.runs_of(row.name)
-        if run.get("gain_quantiles", {}).get("train")
-    }
-    bounded = (index for index, run in enumerate(runs.values()) if run["bound"])
-    return {"runs": list(runs.values()), "chosen": [0, next(bounded, len(runs) - 1)]}
-
-
-def _place(config: Mapping[str, Any]) -> str:
-    fold = config.get("fold")
-    return f"seed {config.get('seed', 0)}" if fold is None else f"fold {fold}"
-
-
-def _all_finite(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, int | float) and math.isfinite(value) for value in values)
+ORIGIN = ("command", "maxgain", "torch", "device", "machine")
 
 
 def _origins(found: Records) -> list[dict[str, Any]]:
-    """The runs by what made them: command, versions, machine."""
-    keys = ("command", "maxgain", "torch", "device", "machine")
-    groups: dict[tuple[Any, ...], list[Record]] = {}
-    for run in found.runs:
-        groups.setdefault(tuple(run.get(key) for key in keys), []).append(run)
-    return [{**dict(zip(keys, made_by, strict=True)), "runs": runs} for made_by, runs in groups.items()]
+    """What made the runs, each way once: command, versions, machine."""
+    ways = dict.fromkeys(tuple(run.get(key) for key in ORIGIN) for run in found.runs)
+    return [dict(zip(ORIGIN, way, strict=True)) for way in ways]
 
 
-def _settings(runs: Sequence[Record]) -> dict[str, str]:
-    """What the configurations of all runs agree on."""
-    first = runs[0]["config"]
-    common = {name: value for name, value in first.items() if all(run["config"].get(name) == value for run in runs)}
-    return {name.replace("_", " "): _plain(value) for name, value in common.items() if value not in (None, [])}
+def _runs_table(runs: Sequence[Record]) -> dict[str, Any]:
+    """Every run in a row of text, and which of the origins made it; columns that would say one thing are left out."""
+    ways = {way: number for number, way in enumerate(dict.fromkeys(_way(run) for run in runs))}
+
+    def percents(part: str) -> list[str]:
+        return [percent(score(run, f"{part}_accuracy")) for run in runs]
+
+    columns = {
+        "Recipe": [run["recipe"] for run in runs],
+        "Regulariser": [run["config"]["regulariser"] for run in runs],
+        "Fold": uniform([run["config"].get("fold") for run in runs]),
+        "Seed": uniform([run["config"].get("seed") for run in runs]),
+        "Test, %": percents("test"),
+        "Validation, %": percents("validation"),
+        "Train, %": percents("train"),
+        "Test loss": uniform([score(run, "test_loss") for run in runs]),
+        "Seconds": uniform([run.get("seconds") for run in runs], 3),
+    }
+    kept = {title: texts for title, texts in columns.items() if title == "Regulariser" or len(set(texts)) > 1}
+    rows = zip(*kept.values(), strict=True)
+    return {
+        "titles": list(kept),
+        "rows": [(cells, ways[_way(run)], run["key"]) for cells, run in zip(rows, runs, strict=True)],
+    }
 
 
-def _plain(value: Any) -> str:
-    match value:
-        case bool():
-            return "yes" if value else "no"
-        case float():
-            return f"{value:g}"
-        case list():
-            return ", ".join(map(_plain, value))
-        case _:
-            return str(value)
-
-
-def _swatch(index: int) -> dict[str, Any]:
-    dashes = {"-": "", "--": "6 3", ":": "1.5 2.5", "-.": "7 3 1.5 3"}
-    return {"series": index % len(figures.COLOURS), "dashes": dashes[figures.series_style(index)["linestyle"]]}
+def _way(run: Record) -> tuple[Any, ...]:
+    return tuple(run.get(key) for key in ORIGIN)
 
 
 # Numbers and names for people
@@ -302,15 +203,11 @@ def percent(fraction: float | None) -> str:
 
 
 def signed(value: float, scale: float = 100, decimals: int = 2) -> str:
-    """A difference with its sign, a real minus if need be."""
+    """A difference with its sign, a real minus if need be; nothing has no sign."""
     if math.isinf(value):
         return "∞" if value > 0 else f"{MINUS}∞"
-    return f"{scale * value:+.{decimals}f}".replace("-", MINUS)
-
-
-def number(value: float | None) -> str:
-    """Four digits, or a dash for nothing."""
-    return "–" if value is None else f"{value:.4g}".replace("-", MINUS)
+    text = f"{scale * value:+.{decimals}f}".replace("-", MINUS)
+    return text if text.strip("+0.−") else text[1:]
 
 
 def breakable(name: str) -> Markup:
