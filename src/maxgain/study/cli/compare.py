@@ -24,7 +24,7 @@ from ..files import write_json
 from ..limits import expect_count
 from ..locks import alone_in
 from ..recipes import Recipe, recipe_named
-from ..regularisers import with_gamma
+from ..regularisers import parse, settled, spelt, with_gamma
 from ..runs import Place
 from ..tables import Column, Table
 from ..wording import counted
@@ -118,6 +118,7 @@ def compared(options: Options, screen: Screen) -> tuple[Comparison, Place]:
     _refuse_nonsense(options)
     asked = _contrasts(options)
     names = with_gamma(options.regularisers, options.gamma)
+    _refuse_doubles(names, tuned=options.tuned)
     named = dict(zip(options.regularisers, names, strict=True))
     recipe = replace(options.recipe, train_on="train" if options.hold_out else "train+validation")
     pairing = _pairing(options, recipe)
@@ -166,6 +167,14 @@ def _refuse_nonsense(options: Options) -> None:
     if options.rope is not None and not 0 < options.rope < 100:
         raise RecipeError(f"--rope must be a number of percentage points between 0 and 100, not {options.rope:g}.")
     _refuse_useless_tuning(options)
+
+
+def _refuse_doubles(regularisers: Sequence[str], *, tuned: bool) -> None:
+    """Refuse two names for the same runs; a number that is chosen by tuning is not the default."""
+    spelling = {name: spelt(parse(name) if tuned else settled(name)) for name in regularisers}
+    for place, name in enumerate(regularisers):
+        if other := next((other for other in regularisers[:place] if spelling[other] == spelling[name]), None):
+            raise RecipeError(f"{other} and {name} are the same regulariser: leave one of them out.")
 
 
 def _refuse_useless_tuning(options: Options) -> None:

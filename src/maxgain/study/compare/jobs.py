@@ -17,7 +17,7 @@ from maxgain.errors import MaxGainError, RecipeError
 from ..data.table import DATASETS
 from ..limits import expect_count, expect_runs
 from ..recipes import Recipe, key, run_name
-from ..regularisers import filled, parse, spelt
+from ..regularisers import filled, spelt
 from ..runs import Place, perform, read_metrics
 from . import records, tuning_rule
 from .question import Over, Planned
@@ -100,10 +100,6 @@ def seeds(recipe: Recipe, count: int) -> Pairing:
 
 def plan(recipe: Recipe, regularisers: Sequence[str], pairing: Pairing) -> list[Job]:
     """Every regulariser on every fold or seed, pair by pair."""
-    if len(set(regularisers)) < len(regularisers):
-        raise RecipeError(f"{' '.join(regularisers)} names a regulariser twice.")
-    for regulariser in regularisers:
-        parse(regulariser)
     expect_runs(len(regularisers) * len(pairing.units) * pairing.repeats)
     return [
         Job(regulariser, replace(paired, regulariser=regulariser))
