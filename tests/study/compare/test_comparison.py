@@ -330,6 +330,18 @@ def test_without_all_predictions_there_is_no_bootstrap():
 # Whatever else
 
 
+def test_which_seeds_the_folds_had_is_said():
+    question, found = asked({"none": NONE, "maxgain": NONE})
+    assert "6 disjoint folds, each with its own seed, which all rows share;" in told(compare(question, found)).design
+    rows = {name: tuple(replace(run, seed=7) for run in runs) for name, runs in question.rows.items()}
+    assert (
+        "all with seed 7, so that the result is about one initialisation;"
+        in told(compare(replace(question, rows=rows), found)).design
+    )
+    mixed = rows | {"none": question.rows["none"]}
+    assert "with seeds that differ between the rows" in told(compare(replace(question, rows=mixed), found)).design
+
+
 def test_neither_the_order_of_the_records_nor_records_of_other_runs_change_anything():
     question, found = asked(FOLDS, contrasts=contrasts(["matched"], ROWS))
     others = tuple(synthetic_run(name, fold=fold, accuracy=0.1, epochs=3) for name in ROWS for fold in range(10))

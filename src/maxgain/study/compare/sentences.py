@@ -223,7 +223,7 @@ def _compared(comparison: Comparison) -> str:
     cut = question.cross_validation
     folds = "disjoint folds" if cut is None else "folds of cross-validation, whose training parts overlap"
     on = {
-        "fold": f"the same {count} {folds}, each with its own seed, which all rows share",
+        "fold": f"the same {count} {folds}{_seeds(comparison)}",
         "seed": f"the same {count} seeds on one split",
     }[question.over]
     if count < 2:
@@ -239,6 +239,18 @@ def _compared(comparison: Comparison) -> str:
         f"{many} on {question.dataset}, {on}{averaged}; trained on {trained}; the score is the {part} accuracy."
         f"{_tuning(comparison)}"
     )
+
+
+def _seeds(comparison: Comparison) -> str:
+    """Which seeds the folds were trained with, as far as it is simple to say."""
+    question = comparison.question
+    by_row = [{(question.unit(run), run.seed) for run in runs} for runs in question.rows.values()]
+    if any(seeds != by_row[0] for seeds in by_row):
+        return ", with seeds that differ between the rows"
+    distinct = {seed for _, seed in by_row[0]}
+    if len(distinct) == 1:
+        return f", all with seed {min(distinct)}, so that the result is about one initialisation"
+    return ", each with its own seed, which all rows share" if len(distinct) == len(by_row[0]) else ""
 
 
 def _tuning(comparison: Comparison) -> str:
