@@ -11,6 +11,7 @@ help: ## this list
 
 demo: $(VENV)/.study ## the method on real data that needs no download: table, figures, one page
 	$(BIN)/maxgain demo
+	@echo "to type maxgain yourself: source $(VENV)/bin/activate"
 
 test: lint ## everything that must hold, on one machine and in a few minutes
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"

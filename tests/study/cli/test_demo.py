@@ -1,6 +1,7 @@
 """maxgain demo: one command from nothing to a page, and the same again without training."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,9 @@ from maxgain.study.cli.app import main
 def quick(monkeypatch):
     """The demo with networks that train in no time; what it does besides is what it always does."""
     usual = demo.recipe_named
-    monkeypatch.setattr(demo, "recipe_named", lambda name: replace(usual(name), network="mlp", epochs=2))
+    monkeypatch.setattr(
+        demo, "recipe_named", lambda name: replace(usual(name), network="mlp", epochs=2, learning_rate=0.03)
+    )
 
 
 @pytest.mark.usefixtures("quick")
@@ -23,6 +26,12 @@ def test_demo_leaves_a_table_figures_and_a_page_and_trains_nothing_twice(tmp_pat
     assert "over 10 folds" in first
     assert "paired t-test on disjoint folds" in first
     assert "maxgain=3 against none: " in first
+    assert re.search(
+        r"no layer amplifies a training image by more than \S+ in any fold; without it, \S+ goes up to ", first
+    )
+    assert re.search(r"Test accuracy: [\d.]+% without and [\d.]+% with it, .* \(95 % interval \S+ to \S+\)\.\n", first)
+    assert f"written: gains-none.png, gains-maxgain.png, report.html in {tmp_path / 'demo'}" in first
+    assert "next: maxgain train digits --regulariser maxgain=2 --out runs/first" in first
     page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     assert "<svg" in page
     for regulariser in ("none", "maxgain"):

@@ -97,20 +97,31 @@ class Options(Common):
 
 
 def run(options: Options, screen: Screen) -> dict[str, Any]:
-    """Train what is missing, show the comparison, and write it into comparison.json in the comparison's folder."""
+    """Train what is missing, show the comparison, and say how to make a page of it."""
     comparison, place = compared(options, screen)
-    content = sentences.to_json(comparison)
-    write_json(place.folder / COMPARISON, {"maxgain": maxgain.__version__} | content)
-    show(comparison, screen)
+    content = conclude(comparison, place, screen)
     page = typed("report", place.folder, "--out", place.folder / "report.html")
     steps = {page: "a page with curves, gains and every number"}
     screen.end([place.folder / COMPARISON, place.results / f"{options.recipe.name}.jsonl"], steps)
+    show_gaps(comparison, screen)
+    return content
+
+
+def conclude(comparison: Comparison, place: Place, screen: Screen) -> dict[str, Any]:
+    """Show the comparison, and write it into comparison.json in its folder; refuse to end well if nothing succeeded."""
+    content = sentences.to_json(comparison)
+    write_json(place.folder / COMPARISON, {"maxgain": maxgain.__version__} | content)
+    show(comparison, screen)
     if not comparison.runs:
         first = comparison.failures[0]
         raise RunError(f"no run succeeded, so there is nothing to compare; the first, of {first.row}: {first.error}")
+    return content
+
+
+def show_gaps(comparison: Comparison, screen: Screen) -> None:
+    """Say last what is missing, where a reader cannot overlook it."""
     for gap in sentences.gaps(comparison):
         screen.show(gap)
-    return content
 
 
 def compared(options: Options, screen: Screen) -> tuple[Comparison, Place]:
