@@ -25,6 +25,7 @@ def main() -> None:
     recipe = recipe_named("digits")
     jobs = work.plan_tuning(work.plan(recipe, ["maxgain"], work.folds(recipe, 10)), [GRID], len(GRID.values))
     place = Place(Path("runs/demo-settings"), device="cpu", has_test=False)
+    jobs = work.identified(jobs, place)
     work.perform_all(work.missing(jobs, records.read(place.results)), place, 2, lambda job, record: None)
     curve = tunings.averaged(records.read(place.results).runs)
     for row in curve:

@@ -7,8 +7,9 @@ import numpy as np
 from maxgain.study import codec
 from maxgain.study.compare import records
 from maxgain.study.compare.records import Records
-from maxgain.study.recipes import from_json, key, recipe_named, to_json
+from maxgain.study.recipes import from_json, recipe_named, run_key, to_json
 
+FINGERPRINT = 8 * "0123abcd"
 COMMAND = "maxgain compare digits --regularisers none dropout maxgain --folds 10"
 
 
@@ -33,7 +34,8 @@ def synthetic_run(regulariser, *, fold=0, seed=0, accuracy=None, epochs=12, laye
     norms = {name: 1.5 * max(maxima["train"][name], maxima["test"][name]) for name in names}
     record = {
         "status": "ok",
-        "key": key(from_json(config)),
+        "key": run_key(from_json(config), FINGERPRINT),
+        "fingerprint": FINGERPRINT,
         "recipe": "digits",
         "regulariser": regulariser,
         "gamma": bound,
@@ -62,7 +64,7 @@ def synthetic_run(regulariser, *, fold=0, seed=0, accuracy=None, epochs=12, laye
 def failed_run(regulariser, *, fold=0, seed=0, error="the loss is no longer a number"):
     """A run that failed, as `maxgain compare` records it."""
     done = synthetic_run(regulariser, fold=fold, seed=seed)
-    kept = {name: done[name] for name in ("recipe", "regulariser", "seed", "fold", "config", "key")}
+    kept = {name: done[name] for name in ("recipe", "regulariser", "seed", "fold", "config", "key", "fingerprint")}
     return kept | {"status": "failed", "error": error}
 
 

@@ -17,7 +17,8 @@ from maxgain.study.data.splits import Dataset
 from maxgain.study.data.table import load
 from maxgain.study.recipes import RECIPES, Recipe
 from maxgain.study.regularisers import REGULARISERS
-from maxgain.study.runs import CHECKPOINT, Place, Watcher, perform
+from maxgain.study.run_files import CHECKPOINT
+from maxgain.study.runs import Place, Watcher, perform
 from maxgain.study.train import Training
 
 CPU = torch.device("cpu")
@@ -158,7 +159,7 @@ def test_a_checkpoint_of_another_recipe_is_refused_and_says_why(tmp_path, datase
 def test_promise_18_a_checkpoint_of_other_data_is_refused(tmp_path, dataset) -> None:
     checkpoint.save(tmp_path / "c", begun(RECIPE, dataset, steps=1), [])
     fewer = replace(dataset, train=dataset.train[:50])
-    with pytest.raises(CheckpointError, match="does not fit: it was written with another --data"):
+    with pytest.raises(CheckpointError, match=r"c is of other data: .* use the same --data, or another --out"):
         checkpoint.load(tmp_path / "c", Training(RECIPE, fewer, CPU))
 
 

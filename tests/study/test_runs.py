@@ -15,11 +15,13 @@ import torch
 import maxgain
 from maxgain import measure_gains
 from maxgain.errors import MaxGainError, RunError
-from maxgain.study import codec, evaluate, locks, runs
+from maxgain.study import codec, evaluate, locks, run_files, runs
 from maxgain.study.data import table as datasets
 from maxgain.study.data.splits import Dataset
-from maxgain.study.recipes import RECIPES, from_json, key
-from maxgain.study.runs import CHECKPOINT, Place, Watcher, chosen_device, perform
+from maxgain.study.place import chosen_device
+from maxgain.study.recipes import RECIPES, from_json, run_key, to_json
+from maxgain.study.run_files import CHECKPOINT, Begun
+from maxgain.study.runs import Place, Watcher, perform
 from maxgain.study.train import Training
 
 CPU = torch.device("cpu")
@@ -67,16 +69,18 @@ def test_a_run_folder_holds_everything(tmp_path, digits) -> None:
     returned = perform(recipe, Place(tmp_path / "run"), digits)
     files = {path.name: path for path in (tmp_path / "run").iterdir()}
     assert set(files) == {".maxgain", "config.json", "metrics.jsonl", "model.safetensors", "result.json"}
-    assert from_json(strictly(files["config.json"].read_text())) == recipe
+    about = {"fingerprint": digits.fingerprint, "data": str(datasets.data_root().absolute()), "device": "cpu"}
+    assert strictly(files["config.json"].read_text()) == to_json(recipe) | about
+    assert run_files.read_begun(tmp_path / "run") == Begun(recipe, **about)
     result = codec.revived(strictly(files["result.json"].read_text()))
-    assert result == returned == runs.read_result(tmp_path / "run")
+    assert result == returned == run_files.read_result(tmp_path / "run")
     assert from_json(result["config"]) == recipe
 
-    model = runs.load_model(tmp_path / "run", digits, CPU)
+    model = run_files.load_model(tmp_path / "run", recipe, digits, CPU)
     stored = safetensors.torch.load_file(files["model.safetensors"])
     assert all(torch.equal(tensor, stored[name]) for name, tensor in model.state_dict().items())
     facts = {"recipe": "digits", "regulariser": "maxgain=1.5+dropout=1", "gamma": 1.5, "p": math.inf, "seed": 5}
-    facts |= {"fold": 0, "key": key(recipe)}
+    facts |= {"fold": 0, "key": run_key(recipe, digits.fingerprint), "fingerprint": digits.fingerprint}
     facts |= {"epochs": 2, "device": "cpu", "torch": torch.__version__, "maxgain": maxgain.__version__}
     assert {name: result[name] for name in facts} == facts
     for part in ("train", "validation", "test"):
@@ -88,7 +92,7 @@ def test_a_run_folder_holds_everything(tmp_path, digits) -> None:
     assert result["seconds"] > 0
 
     lines = [strictly(line) for line in files["metrics.jsonl"].read_text().splitlines()]
-    assert lines == runs.read_metrics(tmp_path / "run")
+    assert lines == run_files.read_metrics(tmp_path / "run")
     assert [line["epoch"] for line in lines] == [1, 2]
     assert sum(line["seconds"] for line in lines) == pytest.approx(result["seconds"])
     names = {"epoch", "learning_rate", "train_loss", "train_accuracy", "validation_loss", "validation_accuracy"}
@@ -102,7 +106,7 @@ def test_a_final_run_trains_on_what_was_held_out_too(tmp_path, digits) -> None:
     result = perform(replace(RECIPE, train_on="train+validation"), Place(tmp_path / "run"), digits)
     assert result["validation_loss"] is None
     assert result["validation_accuracy"] is None
-    assert [line["validation_accuracy"] for line in runs.read_metrics(tmp_path / "run")] == [None, None]
+    assert [line["validation_accuracy"] for line in run_files.read_metrics(tmp_path / "run")] == [None, None]
     training = Training(replace(RECIPE, train_on="train+validation"), digits, CPU)
     assert len(training.labels) == len(digits.train) + len(digits.validation)
     assert torch.equal(training.images, torch.cat([digits.train.images, digits.validation.images]))
@@ -115,26 +119,6 @@ def test_a_score_that_is_no_number_is_still_strict_json(tmp_path, digits, monkey
     assert (result["test_loss"], result["test_accuracy"]) == ("inf", None)
     line = strictly((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
     assert (line["validation_loss"], line["validation_accuracy"]) == ("inf", None)
-
-
-def test_metrics_of_a_killed_run_are_its_whole_lines(tmp_path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"epoch": 1}\n{"epoch": 2}\n{"epo')
-    assert runs.read_metrics(tmp_path) == [{"epoch": 1}, {"epoch": 2}]
-
-
-def test_folders_that_hold_no_run_are_named(tmp_path, digits) -> None:
-    for read in (runs.read_config, runs.read_result):
-        with pytest.raises(RunError, match="is not the folder of a finished run"):
-            read(tmp_path)
-    with pytest.raises(RunError, match="holds no readable metrics"):
-        runs.read_metrics(tmp_path)
-    perform(RECIPE, Place(tmp_path / "run"), digits)
-    (tmp_path / "run" / "model.safetensors").write_bytes(b"half of the wei")
-    with pytest.raises(RunError, match="holds no readable model"):
-        runs.load_model(tmp_path / "run", digits, CPU)
-    (tmp_path / "run" / "config.json").write_text("[1, 2")
-    with pytest.raises(RunError, match="cannot be read"):
-        runs.read_config(tmp_path / "run")
 
 
 def test_promise_21_a_run_is_not_written_over(tmp_path, digits) -> None:
@@ -191,7 +175,7 @@ def test_a_run_that_diverges_says_when_where_and_what_to_try(tmp_path, digits, r
     recipe = replace(DIVERGING, regulariser=regulariser)
     with pytest.raises(RunError) as caught:
         perform(recipe, Place(tmp_path / "run", checkpoint_seconds=seconds), digits)
-    gains = runs.read_metrics(tmp_path / "run")[-1]["max_gain"]
+    gains = run_files.read_metrics(tmp_path / "run")[-1]["max_gain"]
     worst = max(gains, key=lambda name: gains[name])
     assert str(caught.value) == (
         "in epoch 3 the loss or a weight stopped being a finite number; "

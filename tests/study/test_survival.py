@@ -21,7 +21,8 @@ from maxgain.errors import RunError
 from maxgain.study import checkpoint, runs, signals
 from maxgain.study.cli import app as cli
 from maxgain.study.recipes import RECIPES, to_json
-from maxgain.study.runs import CHECKPOINT, Interrupted, Place, Watcher, perform
+from maxgain.study.run_files import CHECKPOINT
+from maxgain.study.runs import Interrupted, Place, Watcher, perform
 from maxgain.study.train import Training
 
 # Every kind of state matters here: momenta, running statistics, the constraint's maxima, three users of the random

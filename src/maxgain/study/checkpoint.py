@@ -20,7 +20,8 @@ from maxgain.errors import CheckpointError
 
 from . import codec
 from .files import write_bytes
-from .recipes import Recipe, from_json, key, to_json
+from .recipes import from_json, to_json
+from .run_files import expect_same_data, expect_same_recipe
 from .schema import Metrics
 from .train import Training
 
@@ -35,6 +36,7 @@ def save(path: Path, training: Training, history: Iterable[Metrics]) -> None:
             "device": training.device.type,
             "threads": torch.get_num_threads(),
             "recipe": to_json(training.recipe),
+            "fingerprint": training.fingerprint,
             "history": list(history),
         }
     )
@@ -46,6 +48,7 @@ def load(path: Path, training: Training) -> list[Metrics]:
     """Puts a fresh training of the same recipe where the saved one was, and returns its metrics so far."""
     tensors, about = _read(path)
     expect_same_recipe(path, from_json(about["recipe"]), training.recipe)
+    expect_same_data(path, about["fingerprint"], training.fingerprint)
     if about["device"] != training.device.type:
         raise CheckpointError(
             f"{path} was written on {about['device']}, and only there can the run go on to the same bits: "
@@ -55,9 +58,7 @@ def load(path: Path, training: Training) -> list[Metrics]:
     try:
         training.load_state(tensors)
     except (KeyError, ValueError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{path} does not fit: it was written with another --data, or by another version of maxgain."
-        ) from error
+        raise CheckpointError(f"{path} does not fit: it was written by another version of maxgain.") from error
     history: list[Metrics] = about["history"]
     return history
 
@@ -78,18 +79,6 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if digest != _digest(about, tensors):
         raise CheckpointError(f"{path} is damaged: its checksum does not fit; remove it to start the run anew.")
     return tensors, codec.decode(about)
-
-
-def expect_same_recipe(path: Path, saved: Recipe, wanted: Recipe) -> None:
-    """Refuses what was written by a run that computes something else, and says what differs."""
-    if key(saved) == key(wanted):
-        return
-    there, here = to_json(saved), to_json(wanted)
-    name = next(name for name in here if name != "name" and there[name] != here[name])
-    raise CheckpointError(
-        f"{path} is of another recipe: there {name.replace('_', '-')} is {there[name]!r}, here {here[name]!r}; "
-        "use the same options, or another --out."
-    )
 
 
 def _digest(about: str, tensors: Mapping[str, Tensor]) -> str:

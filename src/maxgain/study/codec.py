@@ -7,7 +7,12 @@ NaN is written as null: there is no number.
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from maxgain.errors import FileError
+
+from . import reading
 
 
 def plain(value: Any, where: str = "the value") -> Any:
@@ -24,7 +29,7 @@ def plain(value: Any, where: str = "the value") -> Any:
         case Mapping():
             if strange := [name for name in value if not isinstance(name, str)]:
                 raise ValueError(f"{where} has a field called {strange[0]!r}, but names must be texts")
-            return {name: plain(item, name) for name, item in value.items()}
+            return {plain(name): plain(item, name) for name, item in value.items()}
         case list() | tuple():
             return [plain(item, where) for item in value]
         case _:
@@ -49,10 +54,16 @@ def encode(value: Any, *, indent: int | None = None) -> str:
     return json.dumps(plain(value), indent=indent, ensure_ascii=indent is None, allow_nan=False)
 
 
-def decode(text: str | bytes) -> Any:
-    """The value that `encode` wrote; `ValueError` if the text is not strict JSON."""
-    return revived(json.loads(text, parse_constant=_refuse_constant))
+def decode(text: str | bytes, schema: Any = object) -> Any:
+    """The value that `encode` wrote; `ValueError` if the text is not strict JSON, or not what the schema describes."""
+    value = revived(reading.parsed(text, object))
+    reading.converted(value, schema)  # which also drops what the schema does not know, so only its judgement is used
+    return value
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not strict JSON")
+def read(path: Path, schema: Any = object) -> Any:
+    """The value in a file; `FileError` says in a sentence what is wrong with it."""
+    try:
+        return decode(reading.read_bytes(path), schema)
+    except ValueError as error:
+        raise FileError(f"{path} cannot be used: {error}.") from error

@@ -159,7 +159,7 @@ def from_json(content: dict[str, Any]) -> Recipe:
 
 
 def key(recipe: Recipe) -> str:
-    """A name for a run that depends on what it computes and nothing else: the same on every machine, for ever.
+    """A name for what a recipe computes, and nothing else: the same on every machine, for ever.
 
     No part of it are the recipe's name, how its regulariser was written, and fields that no chosen regulariser uses.
     """
@@ -168,6 +168,11 @@ def key(recipe: Recipe) -> str:
     decisive = {name: value for name, value in to_json(recipe).items() if name not in {"name", *unused}}
     text = json.dumps(_one_spelling(decisive), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def run_key(recipe: Recipe, fingerprint: str) -> str:
+    """A name for a run: what it computes, on the data with that fingerprint. On other data it has another name."""
+    return hashlib.sha256(f"{key(recipe)} {fingerprint}".encode()).hexdigest()[:16]
 
 
 def run_name(recipe: Recipe) -> str:

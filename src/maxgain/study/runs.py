@@ -8,10 +8,10 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import safetensors.torch
 import torch
@@ -22,21 +22,21 @@ from maxgain.errors import RunError
 from maxgain.measure import GainReport
 
 from . import checkpoint, codec, memory, signals
-from .capture import Speed, stream_for
+from .capture import stream_for
 from .data import table as datasets
 from .data.splits import Dataset, Split
 from .evaluate import Score, evaluate, gains, largest, to_float
 from .files import write_bytes, write_json, write_text
 from .locks import alone_in
-from .recipes import Recipe, from_json, key, run_name, to_json
+from .place import Place as Place
+from .place import chosen_device
+from .recipes import Recipe, run_key, to_json
 from .regularisers import spelt
+from .run_files import CHECKPOINT, FILES, METRICS, RESULT, WEIGHTS, Begun, read_begun, read_result
 from .schema import Metrics, Result
-from .train import DivergedError, Epoch, Training, build_model, train, trained_on
+from .train import DivergedError, Epoch, Training, train
 from .wording import clause
 
-CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
-WEIGHTS, CHECKPOINT = "model.safetensors", "checkpoint.safetensors"
-FILES = (CONFIG, METRICS, RESULT, WEIGHTS, CHECKPOINT)
 NORM_TOLERANCE = 1e-2
 """How well the ℓ2 operator norms in a result are known: enough to see gains beside them; 'inspect' does better."""
 GAINS_SAMPLE = 1000
@@ -45,38 +45,6 @@ GAINS_SAMPLE = 1000
 
 class Interrupted(Exception):  # noqa: N818 - it is no error
     """Somebody asked the program to stop, by Ctrl-C or another signal; the run is saved."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a run, or a group of runs, reads, writes and computes: nothing that decides what comes out."""
-
-    folder: Path
-    data: Path | None = None
-    device: str = "auto"
-    checkpoint_seconds: float | None = None
-    """How often to save; None saves after every epoch."""
-    speed: Speed = field(default_factory=Speed)
-    """How a GPU runs a step."""
-    has_test: bool = True
-    """Whether runs here have a test part to be scored on; those on which something is chosen have none."""
-
-    records: Path | None = None
-    """The folder of the records, if it is not in the folder itself."""
-
-    @property
-    def results(self) -> Path:
-        """The folder of the records, where there are many runs."""
-        return self.records or self.folder / "results"
-
-    @property
-    def for_tuning(self) -> Place:
-        """Beside runs whose scores are compared, a place for those that choose their numbers."""
-        return replace(self, folder=self.folder / "tuning", has_test=False)
-
-    def of(self, recipe: Recipe) -> Place:
-        """The place of one of many runs here."""
-        return replace(self, folder=self.folder / "runs" / f"{run_name(recipe)}-{key(recipe)}")
 
 
 @dataclass(frozen=True)
@@ -118,7 +86,9 @@ def perform(
     if not resume and (finished.exists() or saved.exists()):
         raise RunError(f"{folder} holds a run already: go on with --resume, or choose another --out.")
     if finished.exists():
-        checkpoint.expect_same_recipe(folder, read_config(folder), recipe)
+        if dataset is None and place.data is not None:  # it may hold other data than the run's
+            dataset = place.load_data(recipe)
+        read_begun(folder).expect(folder, recipe, dataset)
     else:
         with stream_for(chosen_device(place.device)):
             run = _prepare(recipe, place, dataset, watcher or Watcher())
@@ -139,7 +109,7 @@ def _prepare(recipe: Recipe, place: Place, dataset: Dataset | None, watcher: Wat
     if place.checkpoint_seconds is not None and not place.checkpoint_seconds >= 0:
         raise RunError(f"checkpoint-seconds must not be negative, but is {place.checkpoint_seconds}.")
     device = chosen_device(place.device)
-    dataset = dataset or load_data(recipe, place.data)
+    dataset = dataset or place.load_data(recipe)
     return _Run(place, dataset, Training(recipe, dataset, device), watcher, [])
 
 
@@ -147,7 +117,8 @@ def _begin(run: _Run, resume: bool) -> None:
     """Takes up the checkpoint, and writes before the first step, which shows at once whether the folder can be."""
     if resume and (run.folder / CHECKPOINT).exists():
         run.history = checkpoint.load(run.folder / CHECKPOINT, run.training)
-    write_json(run.folder / CONFIG, to_json(run.training.recipe))
+    training, data = run.training, datasets.data_root(run.place.data).absolute()
+    Begun(training.recipe, training.fingerprint, str(data), training.device.type).write(run.folder)
     write_text(run.folder / METRICS, "".join(codec.encode(line) + "\n" for line in run.history))
     run.watcher.started(run.training)
 
@@ -209,7 +180,8 @@ def _conclude(run: _Run) -> None:
         parts["validation"] = run.dataset.validation.to(training.device)
     scores = {part: evaluate(model, split) for part, split in parts.items()}
     result = {
-        "key": key(recipe),
+        "key": run_key(recipe, training.fingerprint),
+        "fingerprint": training.fingerprint,
         "recipe": recipe.name,
         "regulariser": spelt(recipe.chosen),
         "gamma": recipe.gamma,
@@ -274,91 +246,6 @@ def _remedy(training: Training) -> str:
     rate = training.recipe.learning_rate_at(training.epoch)
     bound = "maxgain in --regulariser" if training.recipe.gamma is None else "a tighter --gamma"
     return f"try a lower --learning-rate (it was {rate:g}) or {bound}"
-
-
-# What was left behind
-
-
-@dataclass(frozen=True)
-class FinishedRun:
-    """A run that was trained to the end, with its model and the data that it was trained and tested on."""
-
-    recipe: Recipe
-    model: torch.nn.Module
-    parts: dict[str, Split]
-    """'train' and 'test', where the model is."""
-
-    @property
-    def title(self) -> str:
-        """What the run is called above a table or a figure."""
-        return f"{self.recipe.name}, {self.recipe.regulariser}"
-
-
-def open_run(place: Place) -> FinishedRun:
-    """The finished run in a folder."""
-    recipe, device = read_config(place.folder), chosen_device(place.device)
-    dataset = load_data(recipe, place.data)
-    model = load_model(place.folder, dataset, device)
-    parts = {"train": trained_on(recipe, dataset), "test": dataset.test}
-    return FinishedRun(recipe, model, {part: split.to(device) for part, split in parts.items()})
-
-
-def load_data(recipe: Recipe, root: Path | None, load: Callable[..., Dataset] = datasets.load) -> Dataset:
-    """The data set that a recipe asks for; `load` may know it already."""
-    return load(recipe.dataset, root, recipe.fold, recipe.image_size, recipe.cross_validation)
-
-
-def load_model(folder: Path, dataset: Dataset, device: torch.device) -> torch.nn.Module:
-    """The trained model of a finished run."""
-    model = build_model(read_config(folder), dataset, device)
-    try:
-        model.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
-    except (OSError, safetensors.SafetensorError, RuntimeError) as error:
-        raise RunError(f"{folder} holds no readable {WEIGHTS}: is the run finished?") from error
-    return model
-
-
-def read_config(folder: Path) -> Recipe:
-    """The recipe of a run's folder."""
-    return from_json(_read_json(folder / CONFIG, folder))
-
-
-def read_result(folder: Path) -> Result:
-    """The result of a finished run."""
-    result: Result = _read_json(folder / RESULT, folder)
-    return result
-
-
-def read_metrics(folder: Path) -> list[Metrics]:
-    """A run's epochs so far; a last line that a killed process left incomplete is no epoch."""
-    try:
-        lines = (folder / METRICS).read_text(encoding="utf-8").splitlines(keepends=True)
-        return [codec.decode(line) for line in lines if line.endswith("\n")]
-    except (OSError, ValueError) as error:
-        raise RunError(f"{folder} holds no readable {METRICS}: is it the folder of a run?") from error
-
-
-def chosen_device(name: str) -> torch.device:
-    """'auto' is a GPU where there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-        if device.type in ("cpu", "cuda"):
-            return device
-    except (RuntimeError, AssertionError):
-        pass
-    raise RunError(f"there is no device {name!r} to train on here: use 'cpu', 'cuda' or 'auto'.")
-
-
-def _read_json(path: Path, folder: Path) -> Any:
-    try:
-        return codec.decode(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise RunError(f"{folder} has no {path.name}: it is not the folder of a finished run.") from error
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read: {error}.") from error
 
 
 def _scores(part: str, score: Score | None) -> dict[str, float | None]:

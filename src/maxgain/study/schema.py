@@ -5,14 +5,15 @@ In memory an infinite number is a float, and a number that there is not is None;
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict, cast
+from typing import Any, Literal, Required, TypedDict, cast
 
+Number = float | None
+ByLayer = dict[str, Number]
+"""A number for each layer, by its dotted name."""
+Quantiles = dict[str, tuple[Any, Any, Any, Any, Any]]
+"""By layer: the least, the quartiles and the largest gain of a part of the data; None where there is no number."""
 Config = dict[str, Any]
 """A recipe, as `recipes.to_json` writes it."""
-ByLayer = dict[str, float | None]
-"""A number for each layer, by its dotted name."""
-Quantiles = dict[str, tuple[float, float, float, float, float]]
-"""By layer: the least, the quartiles and the largest gain of a part of the data."""
 
 
 class Metrics(TypedDict):
@@ -32,21 +33,30 @@ class Metrics(TypedDict):
     seconds: float
 
 
-class Result(TypedDict):
-    """What a finished run came to. Scores are of whole parts of the data, in evaluation mode."""
+class Result(TypedDict, total=False):
+    """What a finished run came to. Scores are of whole parts of the data, in evaluation mode.
 
-    key: str
-    recipe: str
-    regulariser: str
+    What is not marked as required may be missing where the run failed, or in files of earlier versions.
+    """
+
+    key: Required[str]
+    """What the run computes and on which data, in brief: see `recipes.run_key`."""
+    fingerprint: Required[str]
+    """The data that it was trained and scored on: see `Dataset.fingerprint`."""
+    recipe: Required[str]
+    regulariser: Required[str]
+    config: Required[Config]
+    """The whole recipe."""
     gamma: float | None
     p: float
     seed: int
     fold: int | None
     epochs: int
     train_loss: float | None
-    train_accuracy: float
+    train_accuracy: float | None
     validation_loss: float | None
     validation_accuracy: float | None
+    """None where the validation part was trained on too."""
     test_loss: float | None
     test_accuracy: float | None
     """None where there is no test part: whoever tunes has none."""
@@ -55,8 +65,8 @@ class Result(TypedDict):
     gain_quantiles: dict[str, Quantiles]
     operator_norms: ByLayer
     seconds: float
-    finished: NotRequired[str]
-    """When, as in 2026-05-31T12:00:00+00:00; runs of the first versions do not say."""
+    finished: str
+    """When, as in 2026-05-31T12:00:00+00:00."""
     device: str
     machine: str
     torch: str
@@ -64,13 +74,12 @@ class Result(TypedDict):
     command: str
     note: str
     """What a reader has to know about this copy of the data."""
-    config: Config
 
 
 class Record(Result, total=False):
-    """A run in a results folder: its result and how it went, or why it failed and no scores."""
+    """A run in a results folder: its result and how it went; or why it failed, without any scores."""
 
-    status: Literal["ok", "failed"]
+    status: Required[Literal["ok", "failed"]]
     error: str
     """Of a run that failed: why, in words."""
     history: list[Metrics]

@@ -20,12 +20,13 @@ from safetensors.torch import load_file
 
 import maxgain
 from maxgain import measure_gains
-from maxgain.study import evaluate, runs
+from maxgain.study import evaluate, run_files, runs
 from maxgain.study.cli import app as cli
 from maxgain.study.cli import train as train_command
 from maxgain.study.data import table as datasets
+from maxgain.study.place import Place
 from maxgain.study.recipes import RECIPES
-from maxgain.study.runs import CHECKPOINT
+from maxgain.study.run_files import CHECKPOINT
 
 QUICK = ["--network", "mlp", "--fold", "0", "--epochs", "2"]
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -336,7 +337,7 @@ def test_gains_draws_and_writes_what_the_run_did(trained, capsys) -> None:
     content = strictly((trained / "gains.json").read_text())
     assert content["bound"] == 2.0
     dataset = datasets.load("digits", fold=0)
-    model = runs.load_model(trained, dataset, torch.device("cpu"))
+    model = run_files.open_run(Place(trained, device="cpu")).model
     for part in ("train", "test"):
         split = getattr(dataset, part)
         report = measure_gains(model, evaluate.batches(split.images))

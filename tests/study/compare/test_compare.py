@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 from markupsafe import escape
+from PIL import Image
 
 from maxgain.errors import RecipeError, RunError
 from maxgain.study import locks
 from maxgain.study.cli.app import main
 from maxgain.study.compare import jobs as compare
-from maxgain.study.compare import records, tuning_rule
+from maxgain.study.compare import records, tuning_rule, workers
 from maxgain.study.compare.jobs import Job
 from maxgain.study.compare.records import Records
 from maxgain.study.compare.sentences import to_json
@@ -177,11 +178,42 @@ def test_a_failure_is_recorded_as_a_failure_and_tried_again(tmp_path):
     assert json.loads(lines[0])["classes"] == 10
 
 
+def images_in(folder, shade):
+    """Two classes of grey images, which the shade tells from another set."""
+    for label in range(2):
+        for number in range(12):
+            path = folder / f"class{label}" / f"{number:02}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (shade + number, 120 * label, number)).save(path)
+    return folder
+
+
+@pytest.mark.usefixtures("_in_this_process")
+def test_promise_18_runs_on_other_data_are_neither_counted_as_recorded_nor_shown(tmp_path, capsys):
+    command = ["compare", "folder", "--network", "mlp", "--epochs", "1", "--image-size", "8", "--batch-size", "4"]
+    command += ["--regularisers", "none", "maxgain", "--seeds", "2", "--out", str(tmp_path / "out")]
+    shown = {}
+    for name, shade in (("a", 0), ("b", 100), ("a", 0)):
+        data = str(images_in(tmp_path / name, shade))
+        assert main([*command, "--data", data]) == 0
+        told = capsys.readouterr().out
+        assert f"{4 if name in shown else 0} of them recorded already" in told
+        content = json.loads((tmp_path / "out" / "comparison.json").read_text())
+        assert shown.setdefault(name, content["rows"]) == content["rows"]
+    found = records.read(tmp_path / "out" / "results")
+    assert len(found.runs) == 8
+    (tmp_path / "out" / "asked.json").unlink()
+    for comparison in comparisons(found).values():  # what the page shows where nobody knows what was asked
+        assert len({run["fingerprint"] for run in comparison.runs}) == 1
+        assert len(comparison.runs) == 4
+
+
 @pytest.mark.usefixtures("_in_this_process")
 def test_a_record_holds_the_result_and_the_learning_curve(tmp_path):
     jobs = compare.plan(QUICK, ["maxgain=1.5"], compare.folds(QUICK, 1))
     compare.perform_all(jobs, Place(tmp_path), 1, lambda job, record: None)
-    run = records.read(tmp_path / "results").find(jobs[0].key)
+    (job,) = compare.identified(jobs, Place(tmp_path))
+    run = records.read(tmp_path / "results").find(job.key)
     assert run["gamma"] == 1.5
     assert run["fold"] == 0
     assert 0 < run["test_accuracy"] <= 1

@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 from maxgain.errors import DataError, RecipeError, RegulariserError
 from maxgain.study import locks
 from maxgain.study.cli.app import main
-from maxgain.study.compare import tune, tuning_rule
+from maxgain.study.compare import tune, tuning_rule, workers
 from maxgain.study.compare.tuning_rule import Dimension, Grid
 from maxgain.study.files import write_text
 from maxgain.study.recipes import RECIPES
@@ -262,7 +262,8 @@ def fake_training(accuracy_of):
     def training(recipe, place, dataset, *, resume, watcher):
         accuracy, lines = accuracy_of(float(recipe.regulariser.partition("=")[2])), []
         for epoch in range(1, recipe.epochs + 1):
-            lines.append({"epoch": epoch, "validation_accuracy": accuracy})
+            scores = {"train_loss": 0.1, "train_accuracy": 1.0, "validation_loss": 1.0, "validation_accuracy": accuracy}
+            lines.append({"epoch": epoch, "learning_rate": 0.1, **scores, "max_gain": {}, "seconds": 0.1})
             write_text(place.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines), replace=True)
             watcher.epoch_done(lines[-1])
         return {"train_accuracy": 1.0, "train_loss": 0.0, "validation_accuracy": accuracy, "validation_loss": 1.0}

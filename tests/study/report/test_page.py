@@ -14,8 +14,7 @@ from scipy import stats
 
 from maxgain.errors import RecordError
 from maxgain.study.cli.app import main
-from maxgain.study.compare import jobs as compare
-from maxgain.study.compare import sentences, statistics
+from maxgain.study.compare import sentences, statistics, workers
 from maxgain.study.compare.records import Records
 from maxgain.study.report import gain_data, page
 from maxgain.study.report.comparisons import comparisons
@@ -501,7 +500,7 @@ def test_a_folder_of_records_itself_will_do(tmp_path):
     ("content", "message"),
     [
         ({}, "has no records of runs: maxgain train, tune and compare leave some there"),
-        ({"results/digits.jsonl": "not json\n"}, "line 1 is no record"),
+        ({"results/digits.jsonl": "not json\n"}, "line 1: it is not JSON"),
         ({"search/curve.json": "{"}, "curve.json cannot be read"),
         ({"search/curve.json": "[]", "search/tuned.json": "[]"}, "not what 'maxgain tune' writes"),
         ({"search/curve.json": "[1]"}, "not what 'maxgain tune' writes"),

@@ -140,6 +140,7 @@ def compared(options: Options, screen: Screen) -> tuple[Comparison, Place]:
     jobs = work.plan(recipe, names, pairing)
     tuning = work.plan_tuning(jobs, grids, options.budget or tuning_rule.BUDGET) if options.tuned else []
     with alone_in(place.folder, COMPARISON):
+        jobs, tuning = work.identified(jobs, place), work.identified(tuning, place.for_tuning)
         validation_images = None
         if tuning:
             _perform("tuning", tuning, place.for_tuning, processes, screen)

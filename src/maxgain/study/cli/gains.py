@@ -15,8 +15,9 @@ from maxgain.measure import Quantiles
 from .. import codec
 from ..evaluate import gains
 from ..files import write_json
+from ..place import Place
 from ..report import figures
-from ..runs import Place, open_run
+from ..run_files import open_run
 from ..tables import Column, Table
 from .terminal import Common, DataFolder, Screen, typed
 

@@ -26,8 +26,9 @@ from .. import memory
 from ..data.splits import Split
 from ..evaluate import batches, gains, largest, to_float
 from ..files import write_json
+from ..place import Place, chosen_device
 from ..report import figures
-from ..runs import Place, chosen_device, open_run
+from ..run_files import open_run
 from ..tables import Column, Table
 from ..wording import clause
 from .terminal import Common, DataFolder, Screen, typed

@@ -16,14 +16,15 @@ from maxgain.errors import MaxGainError, RecipeError
 
 from ..data.table import DATASETS
 from ..limits import expect_count, expect_runs
-from ..recipes import Recipe, key, run_name
+from ..recipes import Recipe, run_key, run_name
 from ..regularisers import filled, spelt
-from ..runs import Place, perform, read_metrics
+from ..run_files import read_metrics
+from ..runs import Place, perform
 from . import records, tuning_rule
 from .question import Over, Planned
 from .records import Record, Records
 from .tuning_rule import Grid, Point, Trial
-from .workers import CHECKPOINT_SECONDS, data_for, side_by_side
+from .workers import CHECKPOINT_SECONDS, data_for, fingerprints, side_by_side
 
 SEEDS_APART = 1000
 """Between the seeds of a fold, so that no two folds (up to this many) share one."""
@@ -60,11 +61,13 @@ class Job:
     """The numbers that were chosen by tuning, or are tried in it."""
     error: str | None = None
     """Why it cannot be run."""
+    fingerprint: str = ""
+    """Of its data: see `identified`."""
 
     @property
     def key(self) -> str:
         """What the run is called in the records."""
-        return key(self.recipe)
+        return run_key(self.recipe, self.fingerprint)
 
     @property
     def name(self) -> str:
@@ -143,6 +146,12 @@ def tuning_runs(tuning: Sequence[Job]) -> dict[str, int]:
     return {row: count for (row, _), count in counts.items()}
 
 
+def identified(jobs: Sequence[Job], place: Place) -> list[Job]:
+    """The jobs with the fingerprints of their data, which tell runs of the same recipe apart."""
+    known = fingerprints([job.recipe for job in jobs], place)
+    return [replace(job, fingerprint=fingerprint) for job, fingerprint in zip(jobs, known, strict=True)]
+
+
 def missing(jobs: Sequence[Job], known: Records) -> list[Job]:
     """The jobs that can be run and have no record of a success, each once."""
     wanted = (job for job in jobs if job.error is None and known.find(job.key) is None)
@@ -178,14 +187,14 @@ def _tuned(job: Job, curve: list[Trial] | None) -> Job:
 
 def run_recorded(job: Job, place: Place) -> Record:
     """Run a job, from its checkpoint if it has one, and return the record that is written of it."""
-    recipe, own = job.recipe, place.of(job.recipe)
-    dataset = data_for(recipe, place)
+    recipe, dataset = job.recipe, data_for(job.recipe, place)
+    own = place.of(recipe, dataset)
     record: Record
     try:
         result = perform(recipe, replace(own, checkpoint_seconds=CHECKPOINT_SECONDS), dataset, resume=True)
         record = records.success(result, read_metrics(own.folder))
     except MaxGainError as error:
-        record = records.failure(recipe, str(error))
+        record = records.failure(recipe, dataset.fingerprint, str(error))
     record |= {
         "regulariser": job.row,
         "tuned": job.chosen,

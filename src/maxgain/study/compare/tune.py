@@ -28,7 +28,8 @@ from ..limits import expect_count
 from ..locks import alone_in
 from ..recipes import Recipe, key
 from ..regularisers import filled
-from ..runs import CHECKPOINT, Place, Watcher, perform, read_metrics
+from ..run_files import CHECKPOINT, read_metrics
+from ..runs import Place, Watcher, perform
 from ..schema import score
 from .tuning_rule import Dimension, Point, Trial, points, rounded
 from .workers import CHECKPOINT_SECONDS, data_for, side_by_side
@@ -209,8 +210,9 @@ def _proposals(study: optuna.Study, search: Search, searcher: str) -> Iterator[o
 def _perform(trial: optuna.Trial, search: Search) -> Trial:
     """What a trial comes to. Its folder belongs to its point, so a trial that takes up a point goes on with its run."""
     recipe = search.recipe_at(trial.user_attrs["point"])
-    place = Place(search.folder, search.data, search.device, CHECKPOINT_SECONDS, has_test=False).of(recipe)
+    place = Place(search.folder, search.data, search.device, CHECKPOINT_SECONDS, has_test=False)
     dataset = data_for(recipe, place)
+    place = place.of(recipe, dataset)
     reported = set()
 
     def report(_: object = None) -> None:

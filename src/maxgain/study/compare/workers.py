@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from multiprocessing import connection, resource_tracker
@@ -25,8 +24,8 @@ from .. import signals
 from ..data import table as datasets
 from ..data.splits import Dataset
 from ..limits import expect_count
+from ..place import Place, chosen_device
 from ..recipes import Recipe
-from ..runs import Place, chosen_device, load_data
 
 Job = TypeVar("Job")
 Outcome = TypeVar("Outcome")
@@ -101,12 +100,24 @@ def runs_at_once(jobs: int | None, per_gpu: int | None, device: str) -> int:
 
 
 def data_for(recipe: Recipe, place: Place) -> Dataset:
-    """The recipe's data set; without its test part for a run on which something is chosen, which must not see it."""
-    dataset = load_data(recipe, place.data, _loaded)
-    return dataset if place.has_test else replace(dataset, test=dataset.test[:0])
+    """The recipe's data set, kept for the next run."""
+    return place.load_data(recipe, _loaded)
 
 
-# The next job of a process mostly needs the same data set again.
+def fingerprints(recipes: Iterable[Recipe], place: Place) -> list[str]:
+    """The fingerprint of each recipe's data; every data set, and every fold of one, is loaded once and let go again."""
+    known: dict[tuple[object, ...], str] = {}
+    found = []
+    for recipe in recipes:
+        asked = (recipe.dataset, recipe.fold, recipe.image_size, recipe.cross_validation)
+        if asked not in known:
+            known[asked] = data_for(recipe, place).fingerprint
+        found.append(known[asked])
+    _loaded.cache_clear()
+    return found
+
+
+# The next job of a process mostly needs the same data set again, and its fingerprint.
 _loaded = lru_cache(maxsize=1)(datasets.load)
 
 

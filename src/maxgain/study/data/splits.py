@@ -1,7 +1,9 @@
 """A data set in memory: three parts that share no image, and how to cut a set into parts that are alike."""
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -66,6 +68,20 @@ class Dataset:
         """Channels, height and width of an image."""
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over the images and labels of each part: data with another one are other data."""
+        digest = hashlib.sha256(f"{len(self.classes)} classes".encode())
+        for name, part in (("train", self.train), ("validation", self.validation), ("test", self.test)):
+            digest.update(f" {name} {tuple(part.images.shape)} ".encode())
+            digest.update(part.images.contiguous().numpy().data)
+            digest.update(part.labels.numpy().astype("<i8").data)
+        return digest.hexdigest()
+
+    def without_test(self) -> "Dataset":
+        """The same without its test part, for a run on which something is chosen, which must not see it."""
+        return replace(self, test=self.test[:0])
 
 
 def cross_validated(dataset: Dataset, fold: int, folds: int) -> Dataset:

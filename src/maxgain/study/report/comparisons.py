@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from maxgain.errors import FileError, RecordError
@@ -59,13 +60,26 @@ def possible(found: Records) -> Iterator[Question]:
     ways: dict[str, list[Record]] = {}
     for run in sorted((*found.runs, *found.failed), key=_way):
         ways.setdefault(_way(run), []).append(run)
-    for runs in ways.values():
+    for runs in chain.from_iterable(map(_by_data, ways.values())):
         folds = {run["config"].get("fold") for run in runs} - {None}
         if len(folds) > 1:
             yield _question("fold", [run for run in runs if run["config"].get("fold") is not None])
         for fold in {None} | (folds if len(folds) == 1 else set()):
             if seeds := [run for run in runs if run["config"].get("fold") == fold]:
                 yield _question("seed", seeds)
+
+
+def _by_data(runs: Sequence[Record]) -> list[list[Record]]:
+    """The runs; apart, by their data, where there are other data for the same fold."""
+    fingerprints: dict[int | None, set[str]] = {}
+    for run in runs:
+        fingerprints.setdefault(run["config"].get("fold"), set()).add(run["fingerprint"])
+    if all(len(known) == 1 for known in fingerprints.values()):
+        return [list(runs)]
+    return [
+        [run for run in runs if run["fingerprint"] == fingerprint]
+        for fingerprint in dict.fromkeys(run["fingerprint"] for run in runs)
+    ]
 
 
 def _way(run: Record) -> str:

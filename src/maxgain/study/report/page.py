@@ -45,7 +45,9 @@ def write(folder: Path, out: Path, baseline: str | None = None) -> Records:
     """
     found = sources.read(folder)
     if not found:
-        raise RecordError(f"{folder} has no records of runs: maxgain train, tune and compare leave some there.")
+        warnings = found.records.warnings
+        why = warnings[0] if warnings else "maxgain train, tune and compare leave some there"
+        raise RecordError(f"{folder} has no records of runs: {why}.")
     if out.is_file() and not marked(out, ".html"):
         raise RunError(f"cannot write {out}: it exists and is no page of maxgain's; choose another --out.")
     write_text(out, build_page(found.records, found.tunings, baseline, found.asked, found.alone))

@@ -40,14 +40,14 @@ def stages(experiment: Experiment, results: Path, place: Place) -> Iterator[Stag
     Runs are kept in folders under the place, and their records under ``results``, those of the tuning in a folder of
     their own: they have no test part.
     """
-    tuning = experiment.tuning()
     choosing = replace(place.for_tuning, records=results / "tuning")
+    tuning = many.identified(experiment.tuning(), choosing)
     yield Stage("tuning", tuple(tuning), choosing, records.read(choosing.results))
     known = records.read(choosing.results)
     if many.missing(tuning, known):
         return
-    final = many.tuned(experiment.final(), tuning, known)
     deciding = replace(place, records=results)
+    final = many.identified(many.tuned(experiment.final(), tuning, known), deciding)
     yield Stage("final", tuple(final), deciding, records.read(deciding.results))
 
 

@@ -1,0 +1,150 @@
+"""The files in a run's folder: what they are called, and what they say of a run that was begun or finished."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+import safetensors.torch
+import torch
+
+from maxgain.errors import CheckpointError, FileError, MissingFileError, RunError
+
+from . import codec, reading
+from .data.splits import Dataset, Split
+from .files import write_json
+from .place import Place, chosen_device
+from .recipes import Recipe, from_json, key, to_json
+from .schema import Metrics, Result
+from .train import build_model, trained_on
+from .wording import clause
+
+CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
+WEIGHTS, CHECKPOINT = "model.safetensors", "checkpoint.safetensors"
+FILES = (CONFIG, METRICS, RESULT, WEIGHTS, CHECKPOINT)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What a run is: its recipe and its data, which decide everything, and where these data were."""
+
+    recipe: Recipe
+    fingerprint: str
+    data: str
+    """The folder of the data sets."""
+    device: str
+    """What it is trained on: 'cpu' or 'cuda'."""
+
+    def write(self, folder: Path) -> None:
+        """Writes it into a run's folder."""
+        write_json(folder / CONFIG, to_json(self.recipe) | {name: getattr(self, name) for name in _ABOUT})
+
+    def expect(self, folder: Path, recipe: Recipe, dataset: Dataset | None) -> None:
+        """Refuses to take the run in that folder for one that computes something else, or on other data."""
+        expect_same_recipe(folder, self.recipe, recipe)
+        if dataset is not None:
+            expect_same_data(folder, self.fingerprint, dataset.fingerprint)
+
+
+_ABOUT = [field.name for field in fields(Begun) if field.name != "recipe"]
+
+
+def expect_same_recipe(path: Path, there: Recipe, here: Recipe) -> None:
+    """Refuses what was written by a run that computes something else, and says what differs."""
+    if key(there) == key(here):
+        return
+    old, new = to_json(there), to_json(here)
+    name = next(name for name in new if name != "name" and old[name] != new[name])
+    raise CheckpointError(
+        f"{path} is of another recipe: there {name.replace('_', '-')} is {old[name]!r}, here {new[name]!r}; "
+        "use the same options, or another --out."
+    )
+
+
+def expect_same_data(path: Path, there: str, here: str) -> None:
+    """Refuses what was written by a run on other data."""
+    if there != here:
+        raise CheckpointError(
+            f"{path} is of other data: the images or labels there have the fingerprint {there[:8]}, and those here "
+            f"{here[:8]}; use the same --data, or another --out."
+        )
+
+
+def read_begun(folder: Path) -> Begun:
+    """What the run in that folder is."""
+    content = _read(folder, CONFIG, dict[str, Any])
+    try:
+        about = {name: str(content.pop(name)) for name in _ABOUT}
+    except KeyError as error:
+        raise RunError(f"{folder / CONFIG} was written by another version of maxgain: it has no {error}.") from error
+    return Begun(from_json(content), **about)
+
+
+def read_result(folder: Path) -> Result:
+    """The result of a finished run."""
+    return cast("Result", _read(folder, RESULT, Result))
+
+
+def read_metrics(folder: Path) -> list[Metrics]:
+    """A run's epochs so far; a last line that a killed process left incomplete is no epoch."""
+    try:
+        lines = reading.read_bytes(folder / METRICS).splitlines(keepends=True)
+        return [codec.decode(line, Metrics) for line in lines if line.endswith(b"\n")]
+    except (FileError, ValueError) as error:
+        reason = clause(error)
+        raise RunError(f"{folder} holds no readable {METRICS} ({reason}): is it the folder of a run?") from error
+
+
+def _read(folder: Path, name: str, schema: Any) -> Any:
+    try:
+        return codec.read(folder / name, schema)
+    except MissingFileError as error:
+        raise RunError(f"{folder} has no {name}: it is not the folder of a finished run.") from error
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that was trained to the end, with its model and the data that it was trained and tested on."""
+
+    recipe: Recipe
+    model: torch.nn.Module
+    parts: dict[str, Split]
+    """'train' and, unless it has none, 'test'; they lie where the model does."""
+
+    @property
+    def title(self) -> str:
+        """What the run is called above a table or a figure."""
+        return f"{self.recipe.name}, {self.recipe.regulariser}"
+
+
+def open_run(place: Place) -> FinishedRun:
+    """The finished run in a folder, with the data that it was made of."""
+    begun, device = read_begun(place.folder), chosen_device(place.device)
+    dataset = data_of(begun, place)
+    model = load_model(place.folder, begun.recipe, dataset, device)
+    parts = {"train": trained_on(begun.recipe, dataset), "test": dataset.test}
+    return FinishedRun(begun.recipe, model, {part: split.to(device) for part, split in parts.items() if len(split)})
+
+
+def data_of(begun: Begun, place: Place) -> Dataset:
+    """The data of a run: from the place's folder of data sets, or else from where they were."""
+    if place.data is None and Path(begun.data).exists():
+        place = replace(place, data=Path(begun.data))
+    dataset = place.load_data(begun.recipe)
+    without = dataset.without_test()
+    if without.fingerprint == begun.fingerprint:  # a run on which something was chosen
+        return without
+    expect_same_data(place.folder, begun.fingerprint, dataset.fingerprint)
+    return dataset
+
+
+def load_model(folder: Path, recipe: Recipe, dataset: Dataset, device: torch.device) -> torch.nn.Module:
+    """The trained model of a finished run."""
+    model = build_model(recipe, dataset, device)
+    try:
+        reading.expect_regular(folder / WEIGHTS)
+        model.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
+    except (OSError, FileError, safetensors.SafetensorError, RuntimeError) as error:
+        raise RunError(f"{folder} holds no readable {WEIGHTS}: is the run finished?") from error
+    return model
