@@ -12,7 +12,7 @@ from maxgain.study.codec import decode, encode
 VALUES = st.recursive(
     st.none()
     | st.booleans()
-    | st.integers()
+    | st.integers(-(2**53), 2**53)
     | st.floats(allow_nan=False)
     | st.text(st.characters(codec="utf-8")).filter(lambda text: text not in ("inf", "-inf")),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

@@ -18,7 +18,7 @@ from maxgain.errors import RecipeError, RunError
 from maxgain.study import locks
 from maxgain.study.cli.app import main
 from maxgain.study.compare import jobs as compare
-from maxgain.study.compare import records, tuning_rule, workers
+from maxgain.study.compare import records, tuning_rule
 from maxgain.study.compare.jobs import Job
 from maxgain.study.compare.records import Records
 from maxgain.study.compare.sentences import to_json

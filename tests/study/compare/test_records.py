@@ -64,7 +64,7 @@ def test_a_record_comes_back_with_its_key(tmp_path):
 values = st.recursive(
     st.none()
     | st.booleans()
-    | st.integers()
+    | st.integers(-(2**53), 2**53)
     | st.floats(allow_nan=False)
     | st.text(st.characters(codec="utf-8")).filter(lambda text: text not in ("inf", "-inf")),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

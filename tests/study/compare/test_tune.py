@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 from maxgain.errors import DataError, RecipeError, RegulariserError
 from maxgain.study import locks
 from maxgain.study.cli.app import main
-from maxgain.study.compare import tune, tuning_rule, workers
+from maxgain.study.compare import tune, tuning_rule
 from maxgain.study.compare.tuning_rule import Dimension, Grid
 from maxgain.study.files import write_text
 from maxgain.study.recipes import RECIPES
