@@ -11,7 +11,7 @@ from maxgain.errors import RecordError
 from ..compare import records
 from ..compare.question import Question
 from ..compare.records import Record, Records
-from ..runs import CONFIG, RESULT, read_metrics, read_result
+from ..run_files import CONFIG, RESULT, read_metrics, read_result
 from . import tunings
 from .comparisons import questions_in
 from .tunings import Tuning
