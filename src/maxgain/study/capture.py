@@ -97,7 +97,8 @@ def stream_for(device: torch.device) -> Iterator[None]:
 @contextmanager
 def own_randomness(generator: torch.Generator) -> Iterator[None]:
     """Within this, a GPU's default generator is this one, and a graph that is captured goes on drawing from it."""
-    default = torch.cuda.default_generators[generator.device.index]
+    index = generator.device.index
+    default = torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
     with setting_up:
         before = default.graphsafe_get_state()
         default.graphsafe_set_state(generator.graphsafe_get_state())
