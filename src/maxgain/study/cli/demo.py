@@ -79,8 +79,8 @@ def _what_it_did(comparison: Comparison) -> str:
     gain, layer = max(_gains(comparison, FREE))
     held, _ = max(_gains(comparison, BOUNDED))
     said = (
-        f"What MaxGain did: no layer amplifies a training image by more than {held:.3g} in any fold; without it, "
-        f"{layer} goes up to {gain:.3g}."
+        f"What MaxGain did: the largest gain of any layer on a training image, over all folds, is {held:.2f}; "
+        f"without it, {gain:.2f} (in {layer})."
     )
     free, bounded = (comparison.row(name).summary for name in (FREE, BOUNDED))
     if free is None or bounded is None:
