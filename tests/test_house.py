@@ -1,4 +1,4 @@
-"""The house is as its papers say: every promise is kept by a test."""
+"""The house is as its papers say: every promise has a test, every file is on the map, every walk leads somewhere."""
 
 import re
 from pathlib import Path
@@ -34,3 +34,46 @@ def test_every_promise_is_kept_by_a_test_that_names_it(number: int) -> None:
 
 def test_no_test_keeps_what_was_never_promised() -> None:
     assert kept() <= set(promised())
+
+
+# The map of the house and the walks through it, in CONTRIBUTING.md.
+
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PACKAGE = ROOT / "src" / "maxgain"
+PLACES = sorted(set(re.findall(r"`([\w/]+\.py)`\s+`(\w+)`", CONTRIBUTING)))
+"""Every `file.py` `name` of the text."""
+
+
+def mapped() -> list[str]:
+    """The files of the map, as paths below src/maxgain; a folder's name ends in a slash and its files are indented."""
+    block = CONTRIBUTING.partition("```\nsrc/maxgain/\n")[2].partition("```")[0]
+    files, folders = [], []
+    for line in block.splitlines():
+        name, depth = line.split()[0], (len(line) - len(line.lstrip())) // 2
+        folders = [*folders[: depth - 1], name]
+        if not name.endswith("/"):
+            files.append("".join(folders))
+            assert len(line.split()) > 1, f"{name} has no remark"
+    return files
+
+
+def test_the_map_shows_every_file_and_nothing_else() -> None:
+    files = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*") if path.is_file()}
+    there = {path for path in files if "__pycache__" not in path}
+    shown = mapped()
+    assert len(shown) == len(set(shown))
+    assert (there - set(shown), set(shown) - there) == (set(), set())
+
+
+@pytest.mark.parametrize(("file", "name"), PLACES, ids=[f"{file}:{name}" for file, name in PLACES])
+def test_the_walks_and_the_recipes_name_what_exists(file: str, name: str) -> None:
+    path = ROOT / file if file.startswith("tests/") else PACKAGE / file
+    text = path.read_text(encoding="utf-8")
+    assert re.search(rf"^ *(?:(?:async )?def|class) {name}\b|^ *{name}\b *[:=]", text, re.MULTILINE), f"{file}: {name}"
+
+
+def test_the_rooms_of_the_readme_are_folders() -> None:
+    block = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## The rooms\n\n```\n")[2].partition("```")[0]
+    rooms = [line.split()[0].rstrip("/") for line in block.splitlines() if line.startswith("  ")]
+    folders = {path.name for path in PACKAGE.rglob("*") if path.is_dir() and not path.name.startswith("_")}
+    assert set(rooms) == folders - {"templates"}
