@@ -37,12 +37,12 @@ COMMANDS: dict[str, tuple[str, bool]] = {
     "report": ("make one page of the results in a folder, to look at offline", False),
     "inspect": ("show gains beside operator norms, layer by layer", False),
     "list": ("list the regularisers, networks and recipes, with their numbers", False),
-    "reproduce": ("run one of the paper's tables again, by a plan", False),
+    "reproduce": ("run the paper's tables and figures again, by a plan", False),
     "data": ("list, fetch and check data sets", False),
 }
 
 # What must be added to a command that was stopped so that it goes on.
-GOES_ON: dict[str, tuple[str, ...]] = {"train": ("--resume",), "tune": (), "compare": (), "demo": ()}
+GOES_ON: dict[str, tuple[str, ...]] = {"train": ("--resume",), "tune": (), "compare": (), "demo": (), "reproduce": ()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

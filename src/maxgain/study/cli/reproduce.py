@@ -10,36 +10,43 @@ import tyro
 
 from maxgain.errors import RecipeError
 
-from ..compare import jobs as many
-from ..compare import records
 from ..compare.jobs import Job
 from ..compare.records import Record
 from ..limits import expect_count
 from ..locks import alone_in
-from ..reproduce.experiments import EXPERIMENTS
-from ..reproduce.running import Budget, Stage, run_missing, stages
+from ..reproduce import estimate
+from ..reproduce.claims import progress
+from ..reproduce.document import build
+from ..reproduce.experiments import EXPERIMENTS, Experiment
+from ..reproduce.running import Budget, Recorded, Stage, run_missing, stages
+from ..reproduce.state import State, look
 from ..runs import Place
+from ..tables import Column, Table
 from ..wording import counted, unknown
 from .terminal import Common, DataFolder, Screen, typed
 
 EXAMPLES = {
-    "maxgain reproduce cifar10 --data ~/data --dry-run": "what would run, and nothing else",
+    "maxgain reproduce": "how far every table and figure is; REPRODUCTION.md is made anew from the records",
+    "maxgain reproduce cifar10 --data ~/data --dry-run": "what would run and how long it would take",
     "maxgain reproduce cifar10 --data ~/data --per-gpu 4 --minutes 25": "as much as fits into 25 minutes",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """Run what is missing of one of the paper's tables, by the plan in experiments/PLAN.md.
+    """Run what is missing of one of the paper's tables and figures, by the plan in experiments/PLAN.md.
 
-    First γ is chosen on validation parts, then the table's runs are trained. Every run is recorded as it ends, so the
-    same command goes on where it was stopped, on this machine or on another that has the records.
+    First numbers are chosen on validation parts, then the table's runs are trained. Every run is recorded as it ends,
+    so the same command goes on where it was stopped, on this machine or on another that has the records. At the end
+    REPRODUCTION.md and its figures are made anew from all records; without a name that is all that is done.
     """
 
-    name: Annotated[str, tyro.conf.Positional]
-    """which table: cifar10, sins10, svhn or cifar100"""
+    name: Annotated[str | None, tyro.conf.Positional] = None
+    """which table or figure: cifar10, gains, sins10, svhn, gamma-curve, lipschitz or cifar100"""
     results: Path = Path("results")
     """the folder of the records"""
+    document: Path = Path("REPRODUCTION.md")
+    """the page that is made of the records"""
     work: Path = Path("runs/reproduce")
     """the folder of the runs themselves: checkpoints, weights"""
     per_gpu: int = 4
@@ -47,7 +54,7 @@ class Options(Common):
     minutes: float | None = None
     """start no run that is not expected to end by then (default: run all)"""
     dry_run: bool = False
-    """tell what would run, and run nothing"""
+    """tell what would run and how long it would take, and run and write nothing"""
     data: DataFolder = None
     """where the data sets are (default: $MAXGAIN_DATA, or a cache folder)"""
     device: str = "auto"
@@ -55,35 +62,47 @@ class Options(Common):
 
 
 def run(options: Options, screen: Screen) -> dict[str, Any]:
-    """Run the stages in their order, each as far as time allows."""
-    if options.name not in EXPERIMENTS:
+    """Run the stages of an experiment in their order, each as far as time allows, and make the document anew."""
+    _refuse_nonsense(options)
+    wanted = EXPERIMENTS if options.name is None else {options.name: EXPERIMENTS[options.name]}
+    if options.name is not None and not options.dry_run:
+        _run_stages(wanted[options.name], options, screen)
+    recorded = Recorded.read(options.results)
+    for warning in (*recorded.tuning.warnings, *recorded.final.warnings):
+        screen.show(f"note: {warning}")
+    states = {name: look(experiment, recorded) for name, experiment in wanted.items()}
+    if options.dry_run:
+        for state in states.values():
+            _tell(state, options.per_gpu, screen)
+    elif options.name is None:
+        screen.show(_overview(states))
+    files = [] if options.dry_run else build(options.results, options.document)
+    left = {name: state for name, state in states.items() if not state.is_complete}
+    steps = {typed("reproduce", name): "goes on with what is missing" for name in list(left)[:1]}
+    screen.end(files[:1], steps)
+    return {"experiments": [_content(state) for state in states.values()], "written": [str(file) for file in files]}
+
+
+def _refuse_nonsense(options: Options) -> None:
+    if options.name is not None and options.name not in EXPERIMENTS:
         raise RecipeError(unknown("experiment", options.name, EXPERIMENTS))
     expect_count("--per-gpu", options.per_gpu)
     if options.minutes is not None and not options.minutes > 0:
         raise RecipeError(f"--minutes must be positive, not {options.minutes:g}.")
-    experiment = EXPERIMENTS[options.name]
-    place = Place(options.work / options.name, options.data, options.device)
+
+
+def _run_stages(experiment: Experiment, options: Options, screen: Screen) -> None:
+    place = Place(options.work / experiment.name, options.data, options.device)
     budget = Budget(options.minutes)
-    told = []
     screen.show(experiment.title)
     with alone_in(place.folder):
-        for stage in stages(experiment, options.results, place):
+        for stage, where in stages(experiment, options.results, place):
             done = len(stage.jobs) - len(stage.missing)
-            screen.show(f"{stage.name}: {counted(len(stage.jobs), 'run')}, {done} recorded → {stage.place.results}")
-            if options.dry_run:
-                for job in stage.missing:
-                    screen.show(f"  {job.name}")
-            else:
-                _run(stage, budget, options.per_gpu, screen)
-            left = many.missing(stage.jobs, records.read(stage.place.results))
-            told.append({"stage": stage.name, "runs": len(stage.jobs), "missing": [job.name for job in left]})
-            if left:
-                break
-    screen.end([options.results], {typed("reproduce", options.name): "goes on with what is missing"})
-    return {"experiment": options.name, "stages": told}
+            screen.show(f"{stage.name}: {counted(len(stage.jobs), 'run')}, {done} recorded → {where.results}")
+            _run(stage, where, budget, options.per_gpu, screen)
 
 
-def _run(stage: Stage, budget: Budget, at_once: int, screen: Screen) -> None:
+def _run(stage: Stage, place: Place, budget: Budget, at_once: int, screen: Screen) -> None:
     with screen.progress() as progress:
         task = progress.add_task(stage.name, total=len(stage.missing), status="")
 
@@ -92,4 +111,42 @@ def _run(stage: Stage, budget: Budget, at_once: int, screen: Screen) -> None:
             progress.update(task, advance=1, status=job.name)
             screen.show(f"  {job.name}, {seconds:.0f} s{failed}")
 
-        run_missing(stage.missing, stage, budget, at_once, on_done)
+        run_missing(stage.missing, place, budget, at_once, on_done)
+
+
+# Telling
+
+
+def _tell(state: State, at_once: int, screen: Screen) -> None:
+    """What would run, in its order, and how long that would take."""
+    screen.show(f"{state.experiment.name}: {state.experiment.title}")
+    runs = (*state.tuning.known.runs, *(state.final.known.runs if state.final else ()))
+    final = state.final.missing if state.final else state.experiment.final()
+    for title, jobs in (("tuning", state.tuning.missing), ("final", final)):
+        if jobs:
+            screen.show(f"  {title}: {estimate.in_words(jobs, runs, at_once)}")
+            for job in jobs:
+                number = "" if title == "tuning" or state.final else ", its numbers still to be chosen"
+                screen.show(f"    {job.name if not number else f'{job.row}, seed {job.recipe.seed}{number}'}")
+
+
+def _overview(states: dict[str, State]) -> Table:
+    rows = tuple((name, state.experiment.title, progress(state)) for name, state in states.items())
+    return Table(
+        "the paper's tables and figures", (Column("name"), Column("what it is"), Column("how far it is")), rows
+    )
+
+
+def _content(state: State) -> dict[str, Any]:
+    final = state.final.missing if state.final else state.experiment.final()
+    return {
+        "experiment": state.experiment.name,
+        "state": progress(state),
+        "stages": [
+            {"stage": name, "runs": runs, "missing": [job.name for job in missing]}
+            for name, runs, missing in (
+                ("tuning", len(state.tuning.jobs), state.tuning.missing),
+                ("final", state.planned, final),
+            )
+        ],
+    }

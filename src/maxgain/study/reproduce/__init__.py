@@ -2,5 +2,5 @@
 
 from .experiments import EXPERIMENTS as EXPERIMENTS
 from .experiments import Experiment as Experiment
-from .running import Stage as Stage
-from .running import stages as stages
+from .state import State as State
+from .state import look as look

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
@@ -15,40 +15,108 @@ from ..compare import records
 from ..compare.jobs import Job
 from ..compare.records import Record, Records
 from ..compare.workers import side_by_side
+from ..recipes import run_key
 from ..runs import Place
 from .experiments import Experiment
+
+TUNING = "tuning"
+"""The folder in a results folder for the records of runs on which numbers are chosen."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a results folder holds; runs on which numbers are chosen have a folder of their own, and no test scores."""
+
+    tuning: Records
+    final: Records
+
+    @classmethod
+    def read(cls, results: Path) -> Recorded:
+        """Everything in the folder."""
+        return cls(records.read(results / TUNING), records.read(results))
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The runs that choose γ, or those of the table."""
+    """The runs that choose numbers, or those of the table."""
 
     name: Literal["tuning", "final"]
     jobs: tuple[Job, ...]
-    place: Place
     known: Records
 
-    @property
+    @cached_property
     def missing(self) -> list[Job]:
         """The runs without a record of a success; one that failed is tried again."""
         return many.missing(self.jobs, self.known)
 
+    @cached_property
+    def by_row(self) -> dict[str, list[Record]]:
+        """The records of the runs that succeeded, by row."""
+        found: dict[str, list[Record]] = {job.row: [] for job in self.jobs}
+        for job in self.jobs:
+            record = None if job.error else self.known.find(job.key)
+            if record is not None:
+                found[job.row].append(record)
+        return found
 
-def stages(experiment: Experiment, results: Path, place: Place) -> Iterator[Stage]:
-    """The stages in their order; the table's runs are known once every γ is chosen.
+    @property
+    def recorded(self) -> tuple[Record, ...]:
+        """All of them, row by row."""
+        return tuple(run for runs in self.by_row.values() for run in runs)
 
-    Runs are kept in folders under the place, and their records under ``results``, those of the tuning in a folder of
-    their own: they have no test part.
+
+Identify = Callable[[Sequence[Job]], list[Job]]
+"""Gives jobs the fingerprints of their data, which are part of what a run is."""
+
+
+def tuning_stage(experiment: Experiment, known: Records, identify: Identify) -> Stage:
+    """The runs on which numbers are chosen."""
+    return Stage("tuning", tuple(identify(experiment.tuning())), known)
+
+
+def final_stage(experiment: Experiment, tuning: Stage, known: Records, identify: Identify) -> Stage:
+    """The runs of the table, with the numbers that were chosen."""
+    jobs = many.tuned(experiment.final(), tuning.jobs, tuning.known)
+    return Stage("final", tuple(identify(jobs)), known)
+
+
+def by_records(known: Records) -> Identify:
+    """Without the data: the fingerprints that the records of a fold, or of the whole data set, have.
+
+    Where records are of several data sets under one name, those count of which there are most.
     """
-    choosing = replace(place.for_tuning, records=results / "tuning")
-    tuning = many.identified(experiment.tuning(), choosing)
-    yield Stage("tuning", tuple(tuning), choosing, records.read(choosing.results))
-    known = records.read(choosing.results)
-    if many.missing(tuning, known):
-        return
-    deciding = replace(place, records=results)
-    final = many.identified(many.tuned(experiment.final(), tuning, known), deciding)
-    yield Stage("final", tuple(final), deciding, records.read(deciding.results))
+    keys = {run["key"] for run in (*known.runs, *known.failed)}
+    fingerprints: dict[tuple[str, int | None], dict[str, None]] = {}
+    for run in (*known.runs, *known.failed):
+        fingerprints.setdefault((run["config"]["dataset"], run.get("fold")), {})[run["fingerprint"]] = None
+
+    def most_recorded(jobs: Sequence[Job]) -> str:
+        part = (jobs[0].recipe.dataset, jobs[0].recipe.fold)
+        matches = {one: sum(run_key(job.recipe, one) in keys for job in jobs) for one in fingerprints.get(part, {})}
+        return max(matches, key=lambda one: matches[one], default="")
+
+    def identify(jobs: Sequence[Job]) -> list[Job]:
+        parts: dict[int | None, list[Job]] = {}
+        for job in jobs:
+            parts.setdefault(job.recipe.fold, []).append(job)
+        found = {fold: most_recorded(those) for fold, those in parts.items()}
+        return [replace(job, fingerprint=found[job.recipe.fold]) for job in jobs]
+
+    return identify
+
+
+def stages(experiment: Experiment, results: Path, place: Place) -> Iterator[tuple[Stage, Place]]:
+    """The stages in their order, and where their runs are; the table's are known once every number is chosen.
+
+    What is recorded is read anew for every stage, for whoever takes them one by one runs what is missing between.
+    """
+    choosing, deciding = replace(place.for_tuning, records=results / TUNING), replace(place, records=results)
+    tuning = tuning_stage(experiment, records.read(choosing.results), partial(many.identified, place=choosing))
+    yield tuning, choosing
+    tuning = replace(tuning, known=records.read(choosing.results))
+    if not tuning.missing:
+        known = records.read(deciding.results)
+        yield final_stage(experiment, tuning, known, partial(many.identified, place=deciding)), deciding
 
 
 @dataclass
@@ -66,9 +134,9 @@ class Budget:
 
 
 def run_missing(
-    jobs: Sequence[Job], stage: Stage, budget: Budget, at_once: int, on_done: Callable[[Job, Record, float], None]
+    jobs: Sequence[Job], place: Place, budget: Budget, at_once: int, on_done: Callable[[Job, Record, float], None]
 ) -> None:
-    """Run jobs of a stage while there is time: side by side on a GPU, or in processes on a CPU."""
+    """Run jobs while there is time: side by side on a GPU, or in processes on a CPU."""
     started: dict[str, float] = {}
 
     def upcoming() -> Iterator[Job]:
@@ -78,8 +146,8 @@ def run_missing(
             started[job.key] = time.monotonic()
             yield job
 
-    work = partial(many.run_recorded, place=stage.place)
-    with closing(side_by_side(work, upcoming(), at_once, stage.place.device)) as outcomes:
+    work = partial(many.run_recorded, place=place)
+    with closing(side_by_side(work, upcoming(), at_once, place.device)) as outcomes:
         for job, record in outcomes:
             seconds = time.monotonic() - started[job.key]
             budget.longest = max(budget.longest, seconds)

@@ -1,0 +1,294 @@
+"""REPRODUCTION.md and its figures, made from the records alone: what the paper says, what came out, and what holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from maxgain.errors import RecordError
+
+from ..compare.comparison import Comparison, Contrast
+from ..compare.sentences import in_words, p_value
+from ..compare.statistics import Difference
+from ..compare.tuning_rule import RULE
+from ..files import write_bytes, write_text
+from ..report.figures import rendered
+from ..schema import score
+from ..wording import counted
+from . import figures, paper
+from .claims import beside_paper, claims, mean, progress, published_difference
+from .experiments import EXPERIMENTS
+from .running import Recorded
+from .state import State, device_and_hours, look
+
+Draw = Callable[[], Figure]
+Show = Callable[[str, Draw, str], str]
+"""Takes a figure's name, what draws it and a description, and returns the link to it."""
+
+MARK = "<!-- Made by `maxgain reproduce` from the records in results/. Do not edit. -->"
+"""The first line, by which the program knows what it may overwrite."""
+PREFACE = """\
+The plan, [experiments/PLAN.md](experiments/PLAN.md), was written down before there was any score: which runs, which
+tests, which rules. Accuracies are in per cent, as mean ± standard error over seeds or folds, with how many runs of how
+many. The paper's numbers for CIFAR and SVHN are single runs. Differences are in points of accuracy, with intervals that
+hold together at 95 %; p-values are Holm-corrected within a table. *Established*: p < 0.05 in favour of the first row
+named; *reversed*: p < 0.05 against it; *equivalent*: the 90 % interval lies within ±0.5 points; otherwise
+*inconclusive*. Test scores of a table are looked at when all its runs are done."""
+
+
+def build(results: Path, document: Path) -> list[Path]:
+    """Write the document, and its figures into a folder of the results, and say what was written."""
+    if document.exists() and not document.read_text(encoding="utf-8", errors="replace").startswith(MARK):
+        raise RecordError(
+            f"{document} was not made by 'maxgain reproduce', so it is not overwritten: name another file."
+        )
+    recorded = Recorded.read(results)
+    states = {name: look(experiment, recorded) for name, experiment in EXPERIMENTS.items()}
+    pictures = results / "figures"
+    text, drawn = written(states, Path(os.path.relpath(str(pictures), str(document.parent))).as_posix())
+    for name, draw in drawn.items():
+        write_bytes(pictures / f"{name}.svg", rendered(draw(), "svg"))
+    write_text(document, text)
+    return [document, *(pictures / f"{name}.svg" for name in drawn)]
+
+
+def written(states: Mapping[str, State], pictures: str) -> tuple[str, dict[str, Draw]]:
+    """The document's text, and what draws its figures, by name; `pictures` is where the text says that they are."""
+    drawn: dict[str, Draw] = {}
+
+    def show(name: str, draw: Draw, alternative: str) -> str:
+        drawn[name] = draw
+        return f"![{alternative}]({pictures}/{name}.svg)"
+
+    summary = _table(
+        ("claim", "command", "the paper", "ours", "verdict"),
+        [(claim.text, f"`{claim.command}`", claim.paper, claim.ours, claim.verdict) for claim in claims(states)],
+    )
+    parts = [MARK, "# What holds of the paper, run again", PREFACE, "## In short", summary]
+    for state in states.values():
+        parts += _section(state, show)
+    return "\n\n".join(parts) + "\n", drawn
+
+
+def _section(state: State, show: Show) -> Iterator[str]:
+    """What there is to say of one experiment."""
+    experiment = state.experiment
+    yield f"## {experiment.title}"
+    yield f"The paper: {experiment.claim} Run it with `{experiment.command} --data DIR`. {_state_of(state)}"
+    yield from experiment.remarks
+    if experiment.name == "gains":
+        yield from _gains(state, show)
+    elif experiment.name == "gamma-curve":
+        yield from _gamma_curve(state, show)
+    else:
+        yield from _rows_and_contrasts(state, show)
+        yield from _choices(state, show)
+
+
+def _state_of(state: State) -> str:
+    """How far it is, on what, and how long that took."""
+    runs = (*state.tuning.recorded, *state.runs)
+    if not runs:
+        possible = "" if state.experiment.obtainable else " Its data could not be had here."
+        return f"**Not run.**{possible}"
+    devices, hours = device_and_hours(runs)
+    took = f"{hours:.1f} hours" if hours >= 2 else f"{60 * hours:.0f} minutes"
+    notes = dict.fromkeys(run["note"] for run in runs if run.get("note"))
+    about = "".join(f" Note: {note}." for note in notes)
+    return (
+        f"State: {progress(state)}. The {counted(len(runs), 'recorded run')} took {took} on {devices}, added up one by "
+        f"one though several shared it.{about}"
+    )
+
+
+# Tables
+
+
+def _rows_and_contrasts(state: State, show: Show) -> Iterator[str]:
+    experiment, comparison = state.experiment, state.comparison
+    if comparison is None:
+        yield _table(
+            ("row", "the paper", "runs done"),
+            [
+                (
+                    row,
+                    str(experiment.published.get(row, "–")),
+                    f"{_done(state, row)} of {len(experiment.pairing.units)}",
+                )
+                for row in experiment.rows
+            ],
+        )
+        return
+    published = experiment.published if experiment.same_data else {}
+    yield _row_table(comparison, state)
+    yield show(
+        f"{experiment.name}-rows", partial(figures.rows, comparison, published), "Accuracies of every run, row by row"
+    )
+    yield _contrast_table(comparison, state)
+    forest = partial(figures.contrasts, comparison, experiment.published)
+    yield show(f"{experiment.name}-contrasts", forest, "Differences with their intervals and the region of equivalence")
+    words = in_words(comparison)
+    yield words.design
+    said = (f"{pair.first} : {pair.second}" for pair in comparison.contrasts)
+    yield _bullets(f"**{name}**: {text}." for name, text in zip(said, words.contrasts, strict=True))
+    if words.sampling or words.gaps:
+        yield _bullets((*words.sampling, *words.gaps))
+
+
+def _done(state: State, row: str) -> int:
+    return 0 if state.final is None else len(state.final.by_row[row])
+
+
+def _row_table(comparison: Comparison, state: State) -> str:
+    published, comparable = state.experiment.published, state.experiment.same_data
+    heads = ("row", "the paper", "ours (runs)", *(("above the paper",) if comparable else ()))
+    rows = []
+    for row in comparison.rows:
+        above = beside_paper(row, published)
+        beside = ("–" if above is None else f"{above:+.2f}",) if comparable else ()
+        rows.append((row.label, str(published.get(row.name, "–")), mean(row), *beside))
+    return _table(heads, rows)
+
+
+def _contrast_table(comparison: Comparison, state: State) -> str:
+    other = "paired" if comparison.question.decide_by == "pooled" else "pooled"
+    heads = ("contrast", "the paper", "ours", "95 % together", "p (Holm)", f"p, {other}", "p, Welch", "verdict")
+    return _table(heads, [_contrast(contrast, state, other) for contrast in comparison.contrasts])
+
+
+def _contrast(contrast: Contrast, state: State, other: str) -> tuple[str, ...]:
+    decided, theirs = contrast.decided, published_difference(state.experiment, contrast)
+    second: Difference | None = getattr(contrast.analyses, other)
+    interval = None if decided is None else decided.simultaneous_interval
+    return (
+        f"{contrast.first} : {contrast.second}",
+        "–" if theirs is None else f"{theirs:+.2f}",
+        "–" if decided is None else f"{100 * decided.mean:+.2f}",
+        "–" if interval is None else f"{100 * interval[0]:+.2f} to {100 * interval[1]:+.2f}",
+        p_value(None if decided is None else decided.adjusted_p),
+        p_value(None if second is None else second.adjusted_p),
+        p_value(None if contrast.welch is None else contrast.welch.p_value),
+        contrast.verdict,
+    )
+
+
+# Choices
+
+
+def _choices(state: State, show: Show) -> Iterator[str]:
+    """What was tried, what it came to on validation images, and what was chosen."""
+    if not any(curve for folds in state.curves.values() for curve in folds.values()):
+        return
+    rule = f"Numbers are chosen on validation images: {RULE}."
+    yield f"### How numbers were chosen\n\n{rule}"
+    yield _by_fold(state) if state.experiment.pairing.over == "fold" else _by_value(state)
+    yield show(
+        f"{state.experiment.name}-tuning",
+        partial(figures.choices, state),
+        "Validation accuracy and loss against the numbers",
+    )
+
+
+def _by_value(state: State) -> str:
+    rows = []
+    for row, folds in state.curves.items():
+        tried = ", ".join(f"{value:g}: {_percent(score(run, 'validation_accuracy'))}" for value, run in folds[None])
+        won, leading = state.chosen(row), state.leading(row)
+        rows.append(
+            (
+                row,
+                tried or "–",
+                "not yet" + ("" if leading is None else f" ({leading:g} leads)") if won is None else f"{won:g}",
+            )
+        )
+    return _table(("row", "validation accuracy", "chosen"), rows)
+
+
+def _by_fold(state: State) -> str:
+    units = state.experiment.pairing.units
+    rows = [
+        (row, *(_text(state.chosen(row, fold) or state.leading(row, fold)) for fold in units)) for row in state.curves
+    ]
+    chosen = "chosen" if state.final is not None else "leading so far"
+    return _table((f"{chosen} on fold", *map(str, units)), rows)
+
+
+def _text(value: float | None) -> str:
+    return "–" if value is None else f"{value:g}"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.2f}"
+
+
+# Figures of the paper
+
+
+def _gains(state: State, show: Show) -> Iterator[str]:
+    if not state.is_complete:
+        return
+    for row in state.experiment.rows:
+        name = row.partition("=")[0]
+        theirs = paper.GAINS[name]
+        ours = {part: state.gains(row, part) for part in theirs}
+        known = {part: boxes for part, boxes in ours.items() if boxes is not None}
+        if not known:
+            continue
+        bound = paper.GAINS_GAMMA if name == "maxgain" else None
+        figure = partial(figures.boxes, known, theirs, bound, row)
+        yield show(f"gains-{name}", figure, f"Gains by layer of {row}, ours beside the paper's")
+        heads = ("layer", *(f"{part} {what}" for part in known for what in ("median", "paper's", "largest", "paper's")))
+        yield _table(
+            heads,
+            [
+                (
+                    str(layer + 1),
+                    *(
+                        f"{box[place]:.3f}"
+                        for part, boxes in known.items()
+                        for place in (2, 4)
+                        for box in (boxes[layer], theirs[part][layer])
+                    ),
+                )
+                for layer in range(len(theirs["train"]))
+            ],
+        )
+
+
+def _gamma_curve(state: State, show: Show) -> Iterator[str]:
+    curve = state.curves["maxgain"][None]
+    if not curve:
+        return
+    yield show("gamma-curve", partial(figures.gamma_curve, curve, paper.GAMMA_CURVE), "Accuracy and log loss against γ")
+    names = ("train_accuracy", "validation_accuracy", "train_loss", "validation_loss")
+    yield _table(
+        ("γ", *(name.replace("_", " ") for name in names)),
+        [
+            (
+                f"{value:g}",
+                *(_percent(score(run, name)) for name in names[:2]),
+                *(_loss(score(run, name)) for name in names[2:]),
+            )
+            for value, run in curve
+        ],
+    )
+
+
+def _loss(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
+# Markdown
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '¦') for cell in line)} |" for line in lines)
+
+
+def _bullets(sentences: Iterable[str]) -> str:
+    return "\n".join(f"- {sentence}" for sentence in sentences)

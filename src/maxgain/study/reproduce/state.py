@@ -1,0 +1,116 @@
+"""What the records say of an experiment: which runs are done, what was chosen and, once all are done, what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..compare.comparison import Comparison, compare
+from ..compare.jobs import Job
+from ..compare.records import Record
+from ..compare.tuning_rule import best
+from .experiments import Experiment
+from .paper import Box
+from .running import Recorded, Stage, by_records, final_stage, tuning_stage
+
+Curve = tuple[tuple[float, Record], ...]
+"""The numbers that were tried for a row on a fold, the smallest first, and the runs that they came to."""
+
+
+@dataclass(frozen=True)
+class State:
+    """An experiment and its records."""
+
+    experiment: Experiment
+    tuning: Stage
+    final: Stage | None
+    """None until every number is chosen: before that, nobody knows which runs there are."""
+
+    @property
+    def planned(self) -> int:
+        """How many final runs there should be."""
+        return len(self.experiment.final())
+
+    @property
+    def done(self) -> int:
+        """How many final runs have a result."""
+        return len(self.runs)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to run: every run has a result, or failed as often as it is tried."""
+        return self.final is not None and not self.tuning.missing and not self.final.missing
+
+    @cached_property
+    def runs(self) -> tuple[Record, ...]:
+        """The records of the final runs."""
+        return () if self.final is None else self.final.recorded
+
+    @cached_property
+    def comparison(self) -> Comparison | None:
+        """What the records answer; None until all runs are done, so that nobody looks at test scores before that."""
+        if self.final is None or not self.is_complete or not self.final.jobs:
+            return None
+        images = next((run["validation_images"] for run in self.tuning.recorded), None)
+        return compare(self.experiment.question(self.final.jobs, images), self.final.known)
+
+    @cached_property
+    def curves(self) -> dict[str, dict[int | None, Curve]]:
+        """By row and fold, what was tried so far and what it came to on the validation part."""
+        found: dict[str, dict[int | None, list[tuple[float, Record]]]] = {}
+        for job in self.tuning.jobs:
+            record = self.tuning.known.find(job.key)
+            points = found.setdefault(job.row, {}).setdefault(job.recipe.fold, [])
+            if record is not None:
+                (value,) = job.chosen.values()
+                points.append((value, record))
+        return {
+            row: {fold: tuple(sorted(points, key=lambda point: point[0])) for fold, points in folds.items()}
+            for row, folds in found.items()
+        }
+
+    def chosen(self, row: str, fold: int | None = None) -> float | None:
+        """The number that was chosen for a row; None until all that are to be tried have been."""
+        jobs: Sequence[Job] = () if self.final is None else self.final.jobs
+        found = (job.chosen for job in jobs if job.row == row and job.recipe.fold == fold)
+        return next((value for numbers in found for value in numbers.values()), None)
+
+    def leading(self, row: str, fold: int | None = None) -> float | None:
+        """The number that would be chosen if the search ended now."""
+        points = self.curves.get(row, {}).get(fold, ())
+        trials: list[dict[str, Any]] = [
+            {**record, "status": "complete", "values": {row: value}} for value, record in points
+        ]
+        won = best(trials)
+        return None if won is None else float(won["values"][row])
+
+    def gains(self, row: str, part: str) -> tuple[Box, ...] | None:
+        """The quantiles of the gains in each layer, from the input on, averaged over the runs of a row."""
+        runs = [] if self.final is None else self.final.by_row[row]
+        if not runs:
+            return None
+        boxes = np.array([list(run["gain_quantiles"][part].values()) for run in runs], dtype=float).mean(axis=0)
+        return tuple((low, lower, middle, upper, high) for low, lower, middle, upper, high in boxes.tolist())
+
+
+def look(experiment: Experiment, recorded: Recorded) -> State:
+    """The state of an experiment, by what is recorded."""
+    tuning = tuning_stage(experiment, recorded.tuning, by_records(recorded.tuning))
+    if tuning.missing:
+        return State(experiment, tuning, None)
+    return State(experiment, tuning, final_stage(experiment, tuning, recorded.final, by_records(recorded.final)))
+
+
+def deviation(ours: Sequence[Box], published: Sequence[Box]) -> float:
+    """How far medians of gains are from the paper's: relative deviations, without sign, averaged over layers."""
+    return float(np.mean([abs(own[2] / other[2] - 1) for own, other in zip(ours, published, strict=True)]))
+
+
+def device_and_hours(runs: Sequence[Record]) -> tuple[str, float]:
+    """What runs were trained on, and how long, in hours; runs that shared a GPU are counted one by one."""
+    devices: Mapping[str, None] = dict.fromkeys(run["device"] for run in runs)
+    return ", ".join(devices), sum(run["seconds"] for run in runs) / 3600

@@ -1,0 +1,202 @@
+"""The document says what the records say: no more before all runs are done, and nothing of its own after."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from maxgain.errors import MaxGainError
+from maxgain.study.compare import records
+from maxgain.study.reproduce import paper
+from maxgain.study.reproduce.document import MARK, build, written
+from maxgain.study.reproduce.experiments import EXPERIMENTS
+from maxgain.study.reproduce.running import TUNING, Recorded
+from maxgain.study.reproduce.state import deviation, look
+from reproduce_records import finish, record_of, tune
+
+ROOT = Path(__file__).parents[3]
+CIFAR10 = EXPERIMENTS["cifar10"]
+
+
+def made(folder):
+    """The text of the document of the records in a folder, whose figures are not drawn."""
+    recorded = Recorded.read(folder / "results")
+    states = {name: look(experiment, recorded) for name, experiment in EXPERIMENTS.items()}
+    return written(states, "results/figures")[0]
+
+
+def section(text, title):
+    """What the document says under a heading."""
+    return text.partition(f"\n## {title}")[2].partition("\n## ")[0]
+
+
+def as_in_the_paper(row):
+    """The paper's accuracy of a row, as a fraction."""
+    return paper.CIFAR10[row.partition("=")[0]].accuracy / 100
+
+
+def test_the_documents_in_the_tree_are_what_the_records_in_it_say(tmp_path):
+    build(ROOT / "results", tmp_path / "REPRODUCTION.md")
+    text = (tmp_path / "REPRODUCTION.md").read_text(encoding="utf-8")
+    linked = re.sub(r"\]\([^)]*?results/figures/", "](results/figures/", text)
+    assert linked == (ROOT / "REPRODUCTION.md").read_text(encoding="utf-8"), "run 'maxgain reproduce' in the root"
+
+
+def test_without_any_record_every_claim_is_not_run_and_has_its_command(tmp_path):
+    text = made(tmp_path)
+    lines = [line for line in text.splitlines() if line.startswith("| ") and "`maxgain reproduce" in line]
+    assert all(line.endswith("| not run | not run |") for line in lines)
+    assert {re.search(r"`maxgain reproduce (\S+)`", line)[1] for line in lines} == set(EXPERIMENTS)
+
+
+def test_a_search_that_is_not_over_shows_what_was_tried_and_chooses_nothing(tmp_path):
+    for job in CIFAR10.tuning()[:3]:
+        records.append(tmp_path / "results" / TUNING, record_of(job, 0.8 + job.chosen["maxgain"] / 100, has_test=False))
+    text = section(made(tmp_path), "CIFAR-10, VGG-19")
+    assert "choosing numbers: 3 of 20 runs done" in text
+    assert "| maxgain | 1.25: 81.25, 1.5: 81.50, 2: 82.00 | not yet (2 leads) |" in text
+
+
+def test_no_test_score_is_shown_before_all_runs_of_a_table_are_done(tmp_path):
+    results = tmp_path / "results"
+    tune(CIFAR10, results)
+    finish(CIFAR10, results, lambda row: 0.87654, but={("none", 4)})
+    text = made(tmp_path)
+    assert "39 of 40 runs done; scores are looked at when all are" in text
+    assert "| none | 88.29 | 4 of 5 |" in text
+    assert "87.6" not in text
+    assert "-rows.svg" not in text
+
+
+def test_a_finished_table_is_what_its_comparison_says(tmp_path):
+    results = tmp_path / "results"
+    tune(CIFAR10, results)
+    finish(CIFAR10, results, as_in_the_paper)
+    comparison = look(CIFAR10, Recorded.read(results)).comparison
+    text = made(tmp_path)
+    for row in comparison.rows:
+        shown = f"{100 * row.summary.mean:.2f} ± {100 * row.summary.standard_error:.2f} (5 of 5)"
+        assert re.search(rf"\| {re.escape(row.label)} \| {paper.CIFAR10[row.name]} \| {re.escape(shown)} \|", text)
+    first = comparison.contrasts[0]
+    assert (first.first, first.second, first.verdict) == ("maxgain", "none", "established")
+    assert f"| +2.46 | {100 * first.decided.mean:+.2f} |" in text
+    assert "| H1: CIFAR-10: maxgain against none |" in text
+    assert text.count("**established**, p < 0.001") >= 1
+
+
+def test_figures_are_drawn_beside_the_records_and_linked(tmp_path):
+    results, document = tmp_path / "results", tmp_path / "REPRODUCTION.md"
+    tune(CIFAR10, results)
+    finish(CIFAR10, results, as_in_the_paper)
+    files = build(results, document)
+    names = {"cifar10-rows", "cifar10-contrasts", "cifar10-tuning", "gains-none", "gains-maxgain", "lipschitz-tuning"}
+    assert {file.stem for file in files[1:]} == names
+    text = document.read_text(encoding="utf-8")
+    for file in files[1:]:
+        assert f"](results/figures/{file.name})" in text
+        assert file.read_bytes().startswith(b"<?xml")
+
+
+def test_the_verdicts_follow_the_plan(tmp_path):
+    tune(CIFAR10, tmp_path / "results")
+    finish(CIFAR10, tmp_path / "results", as_in_the_paper)
+    comparison = look(CIFAR10, Recorded.read(tmp_path / "results")).comparison
+    assert comparison.question.decide_by == "pooled"
+    assert comparison.question.rope == 0.005
+    assert comparison.tested == len(comparison.contrasts) == 4
+    assert [contrast.second for contrast in comparison.contrasts] == [
+        "none",
+        "dropout",
+        "batchnorm",
+        "batchnorm+dropout",
+    ]
+
+
+def test_an_expectation_that_fails_is_reported_as_failing(tmp_path):
+    tune(CIFAR10, tmp_path / "results")
+    finish(CIFAR10, tmp_path / "results", lambda row: as_in_the_paper(row) - 0.01)
+    text = made(tmp_path)
+    assert re.search(r"within 0.4 points .* 0 of 8 rows; lowest -\d.\d\d \| \*\*does not hold\*\* \|", text)
+    assert re.search(r"reaches 92.5 % .* \*\*does not hold\*\* \|", text)
+
+
+def test_gains_are_beside_the_papers_and_a_tables_runs_serve_for_them(tmp_path):
+    results, gains = tmp_path / "results", EXPERIMENTS["gains"]
+    tune(CIFAR10, results, best=2.0)
+    finish(CIFAR10, results, as_in_the_paper)
+    state = look(gains, Recorded.read(results))
+    assert state.is_complete, "none and maxgain at γ = 2 are rows of the table"
+    text = section(made(tmp_path), "Figures 1 and 2")
+    assert text.count("\n| 19 | ") == 2
+    off = deviation(state.gains("none", "test"), paper.GAINS["none"]["test"])
+    assert f"{100 * off:.1f} % off on average (10 of 10 runs)" in made(tmp_path)
+
+
+def test_the_deviation_of_medians_is_relative_without_sign_and_averaged():
+    theirs = [(0.0, 1.0, 2.0, 3.0, 4.0), (0.0, 1.0, 4.0, 5.0, 6.0)]
+    ours = [(0.0, 1.0, 2.2, 3.0, 9.0), (0.0, 1.0, 3.2, 5.0, 6.0)]
+    assert deviation(ours, theirs) == pytest.approx((0.1 + 0.2) / 2)
+
+
+@pytest.mark.parametrize(
+    ("losses", "seen"), [((3, 2, 1, 1, 2, 3, 4, 5), "**seen**"), ((8, 7, 6, 5, 4, 3, 2, 1), "**not seen**")]
+)
+def test_the_gamma_curve_is_seen_where_its_least_validation_loss_lies_inside(tmp_path, losses, seen):
+    curve = EXPERIMENTS["gamma-curve"]
+    for job, loss in zip(curve.tuning(), losses, strict=True):
+        run = record_of(job, has_test=False, validation_loss=0.1 * loss, train_loss=1 / job.chosen["maxgain"])
+        records.append(tmp_path / "results" / TUNING, run)
+    text = made(tmp_path)
+    assert re.search(rf"\| Figure 3: .* \(8 of 8 runs\) \| {re.escape(seen)}, one run per γ \|", text)
+    assert "](results/figures/gamma-curve.svg)" in text
+
+
+def test_runs_of_the_gamma_curve_are_the_searches_of_the_table():
+    curve, table = ({job.key for job in EXPERIMENTS[name].tuning()} for name in ("gamma-curve", "svhn"))
+    assert len(curve) == 8
+    assert len(curve & table) == 5
+
+
+def test_folds_have_numbers_of_their_own(tmp_path):
+    sins10, results = EXPERIMENTS["sins10"], tmp_path / "results"
+    for job in sins10.tuning():
+        wanted = (1.5, 2.0, 3.0, 4.0, 6.0)[job.recipe.fold % 5]
+        run = record_of(job, 0.7 - 0.01 * abs(job.chosen["maxgain"] - wanted), has_test=False)
+        records.append(results / TUNING, run)
+    finish(sins10, results, lambda row: 0.7)
+    text = section(made(tmp_path), "SINS-10's protocol")
+    assert "| maxgain+batchnorm | 1.5 | 2 | 3 | 4 | 6 | 1.5 | 2 | 3 | 4 | 6 |" in text
+    assert "paired t-test on disjoint folds" in text
+    assert "above the paper" not in text, "the data are others"
+
+
+def test_a_document_that_somebody_wrote_is_not_overwritten(tmp_path):
+    (tmp_path / "REPRODUCTION.md").write_text("my own notes\n")
+    with pytest.raises(MaxGainError, match="not overwritten"):
+        build(tmp_path / "results", tmp_path / "REPRODUCTION.md")
+    assert (tmp_path / "REPRODUCTION.md").read_text() == "my own notes\n"
+
+
+def test_the_same_records_make_the_same_bytes_and_a_document_is_made_anew(tmp_path):
+    results, document = tmp_path / "results", tmp_path / "REPRODUCTION.md"
+    for job in EXPERIMENTS["gamma-curve"].tuning():
+        records.append(results / TUNING, record_of(job, has_test=False))
+    first = [file.read_bytes() for file in build(results, document)]
+    assert [file.read_bytes() for file in build(results, document)] == first
+    assert first[0].startswith(MARK.encode())
+
+
+def test_records_of_another_machine_are_merged_by_appending_its_lines(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    for machine in (here, there):
+        tune(CIFAR10, machine / "results")
+    half = {("none", seed) for seed in range(5)} | {("maxgain", seed) for seed in range(5)}
+    everything = {(row, seed) for row in CIFAR10.rows for seed in range(5)}
+    finish(CIFAR10, here / "results", as_in_the_paper, but=half)
+    finish(CIFAR10, there / "results", as_in_the_paper, but=everything - half)
+    with (here / "results" / "cifar10.jsonl").open("a") as file:
+        file.write((there / "results" / "cifar10.jsonl").read_text())
+    whole = tmp_path / "whole"
+    tune(CIFAR10, whole / "results")
+    finish(CIFAR10, whole / "results", as_in_the_paper)
+    assert made(here) == made(whole)

@@ -1,0 +1,106 @@
+"""maxgain reproduce: what would run, what is running, and what is left."""
+
+import pytest
+
+from maxgain.study.cli.app import main
+from maxgain.study.compare import records
+from maxgain.study.reproduce import estimate
+from maxgain.study.reproduce.experiments import EXPERIMENTS, TUNING_SEED
+from maxgain.study.reproduce.running import TUNING
+from reproduce_records import finish, record_of, tune
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_dry_run_tells_what_would_run_and_writes_nothing(tmp_path, capsys):
+    assert main(["reproduce", "cifar10", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "20 runs, and no record of one like them" in said
+    assert "40 runs" in said
+    assert "cifar10-maxgain=1.25-seed1000" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_tells_how_long_by_what_runs_like_them_took(tmp_path, capsys):
+    tune(EXPERIMENTS["cifar10"], tmp_path / "results")
+    assert main(["reproduce", "cifar10", "--dry-run", "--per-gpu", "4"]) == 0
+    # A run took 60 s of 140 epochs: 40 of them, four at a time, take 600 s.
+    assert "40 runs, about 10 minutes with 4 at a time, if they take as long as those recorded on Imaginary GPU" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_run_is_expected_to_take_as_long_as_others_of_its_row():
+    slow, quick = (
+        job for job in EXPERIMENTS["cifar10"].final() if job.recipe.seed == 0 and job.row in ("dropout", "none")
+    )
+    runs = [record_of(slow, seconds=400.0), record_of(quick, seconds=100.0)]
+    assert [estimate.seconds(job, runs) for job in (slow, quick)] == pytest.approx([400, 100])
+    other = next(job for job in EXPERIMENTS["cifar10"].final() if job.row == "maxgain")
+    assert estimate.seconds(other, runs) == pytest.approx(250), "no run of its row: the middle of its recipe's"
+    assert estimate.seconds(EXPERIMENTS["sins10"].final()[0], runs) is None
+
+
+def test_without_a_name_the_document_is_made_and_everything_is_listed(tmp_path, capsys):
+    tune(EXPERIMENTS["cifar10"], tmp_path / "results")
+    assert main(["reproduce"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in EXPERIMENTS)
+    assert "0 of 40 runs done" in said
+    assert (tmp_path / "REPRODUCTION.md").exists()
+
+
+def test_an_experiment_with_nothing_missing_runs_nothing_and_needs_no_data(tmp_path, capsys):
+    results = tmp_path / "results"
+    tune(EXPERIMENTS["cifar10"], results)
+    finish(EXPERIMENTS["cifar10"], results, lambda row: 0.9)
+    lines = (results / "cifar10.jsonl").read_text()
+    assert main(["reproduce", "cifar10", "--device", "cpu", "--data", str(tmp_path / "nowhere")]) == 0
+    assert (results / "cifar10.jsonl").read_text() == lines
+
+
+@pytest.mark.parametrize("arguments", [["cifar11"], ["cifar10", "--minutes", "0"], ["cifar10", "--per-gpu", "0"]])
+def test_nonsense_is_answered_with_a_sentence(arguments, capsys):
+    assert main(["reproduce", *arguments]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_numbers_are_chosen_with_a_seed_that_no_final_run_has():
+    for experiment in EXPERIMENTS.values():
+        if experiment.pairing.over == "seed":
+            assert {job.recipe.seed for job in experiment.tuning()} <= {TUNING_SEED}
+            assert TUNING_SEED not in {job.recipe.seed for job in experiment.final()}
+
+
+def test_runs_that_choose_see_no_validation_image_in_training_and_final_ones_do():
+    for experiment in EXPERIMENTS.values():
+        assert {job.recipe.train_on for job in experiment.tuning()} <= {"train"}
+        assert {job.recipe.train_on for job in experiment.final()} <= {"train+validation"}
+
+
+def test_svhn_takes_the_papers_number_of_steps_without_extra():
+    recipe = EXPERIMENTS["svhn"].recipe
+    paper, ours = 17 * (594_388 // 100), recipe.epochs * (73_257 // 100)
+    assert ours == pytest.approx(paper, rel=1e-3)
+    assert recipe.milestones[0] / recipe.epochs == pytest.approx(15 / 17, abs=0.5 / recipe.epochs)
+
+
+def test_every_tuned_row_has_the_same_budget():
+    for experiment in EXPERIMENTS.values():
+        counts = [sum(job.row == row for job in experiment.tuning()) for row in experiment.rows]
+        assert len(set(counts) - {0}) <= 1
+
+
+def test_lipschitz_shares_the_runs_of_the_table_that_it_is_compared_with():
+    table, rows = ({job.key for job in EXPERIMENTS[name].tuning()} for name in ("cifar10", "lipschitz"))
+    assert len(table & rows) == 5
+
+
+def test_a_search_goes_on_on_another_machine_that_has_the_records(tmp_path, capsys):
+    for job in EXPERIMENTS["cifar10"].tuning()[:19]:
+        records.append(tmp_path / "results" / TUNING, record_of(job, has_test=False))
+    assert main(["reproduce", "cifar10", "--dry-run"]) == 0
+    assert "tuning: 1 run," in capsys.readouterr().out
