@@ -28,6 +28,7 @@ MARKS = {
     ".png": b"Software\x00maxgain",
     ".svg": b"<dc:title>maxgain</dc:title>",
     ".json": b'{\n  "maxgain": "',
+    ".md": b"<!-- Made by `maxgain",
 }
 """What a file of ours has at its beginning, by its suffix."""
 _BEGINNING = 4096

@@ -172,7 +172,7 @@ def test_folds_have_numbers_of_their_own(tmp_path):
 
 def test_a_document_that_somebody_wrote_is_not_overwritten(tmp_path):
     (tmp_path / "REPRODUCTION.md").write_text("my own notes\n")
-    with pytest.raises(MaxGainError, match="not overwritten"):
+    with pytest.raises(MaxGainError, match="maxgain did not write it"):
         build(tmp_path / "results", tmp_path / "REPRODUCTION.md")
     assert (tmp_path / "REPRODUCTION.md").read_text() == "my own notes\n"
 

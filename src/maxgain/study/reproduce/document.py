@@ -9,8 +9,6 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from maxgain.errors import RecordError
-
 from ..compare.comparison import Comparison, Contrast
 from ..compare.sentences import in_words, p_value
 from ..compare.statistics import Difference
@@ -30,7 +28,7 @@ Show = Callable[[str, Draw, str], str]
 """Takes a figure's name, what draws it and a description, and returns the link to it."""
 
 MARK = "<!-- Made by `maxgain reproduce` from the records in results/. Do not edit. -->"
-"""The first line, by which the program knows what it may overwrite."""
+"""The first line, by which `files` knows that the document is ours."""
 PREFACE = """\
 The plan, [experiments/PLAN.md](experiments/PLAN.md), was written down before there was any score: which runs, which
 tests, which rules. Accuracies are in per cent, as mean ± standard error over seeds or folds, with how many runs of how
@@ -42,17 +40,13 @@ named; *reversed*: p < 0.05 against it; *equivalent*: the 90 % interval lies wit
 
 def build(results: Path, document: Path) -> list[Path]:
     """Write the document, and its figures into a folder of the results, and say what was written."""
-    if document.exists() and not document.read_text(encoding="utf-8", errors="replace").startswith(MARK):
-        raise RecordError(
-            f"{document} was not made by 'maxgain reproduce', so it is not overwritten: name another file."
-        )
     recorded = Recorded.read(results)
     states = {name: look(experiment, recorded) for name, experiment in EXPERIMENTS.items()}
     pictures = results / "figures"
     text, drawn = written(states, Path(os.path.relpath(str(pictures), str(document.parent))).as_posix())
+    write_text(document, text)
     for name, draw in drawn.items():
         write_bytes(pictures / f"{name}.svg", rendered(draw(), "svg"))
-    write_text(document, text)
     return [document, *(pictures / f"{name}.svg" for name in drawn)]
 
 
