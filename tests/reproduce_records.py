@@ -48,7 +48,7 @@ def tune(experiment, results, best=2.0):
 
 def finish(experiment, results, accuracy, but=()):
     """Records of all final runs but those with these (row, seed); `accuracy` is by row, and seeds spread around it."""
-    spread = np.random.default_rng(0).normal(0, 0.001, 1000)
+    spread = np.random.default_rng(0).normal(0, 0.001, 1000).tolist()
     final = look(experiment, Recorded.read(results)).final
     for number, job in enumerate(final.jobs):
         if (job.row, job.recipe.seed) not in but:

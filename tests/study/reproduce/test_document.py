@@ -7,12 +7,13 @@ import pytest
 
 from maxgain.errors import MaxGainError
 from maxgain.study.compare import records
+from maxgain.study.recipes import run_key
 from maxgain.study.reproduce import paper
 from maxgain.study.reproduce.document import MARK, build, written
 from maxgain.study.reproduce.experiments import EXPERIMENTS
 from maxgain.study.reproduce.running import TUNING, Recorded
 from maxgain.study.reproduce.state import deviation, look
-from reproduce_records import finish, record_of, tune
+from reproduce_records import failure_of, finish, record_of, tune
 
 ROOT = Path(__file__).parents[3]
 CIFAR10 = EXPERIMENTS["cifar10"]
@@ -200,3 +201,27 @@ def test_records_of_another_machine_are_merged_by_appending_its_lines(tmp_path):
     tune(CIFAR10, whole / "results")
     finish(CIFAR10, whole / "results", as_in_the_paper)
     assert made(here) == made(whole)
+
+
+def test_promise_20_a_run_that_failed_twice_is_reported_as_k_of_n_and_nothing_rests_on_the_survivors(tmp_path):
+    results = tmp_path / "results"
+    tune(CIFAR10, results)
+    finish(CIFAR10, results, as_in_the_paper, but={("maxgain", 3)})
+    lost = next(job for job in look(CIFAR10, Recorded.read(results)).final.missing)
+    records.append(results, failure_of(lost, finished="at 1"))
+    assert "39 of 40 runs done" in made(tmp_path), "it is tried once more"
+    records.append(results, failure_of(lost, finished="at 2"))
+    text = made(tmp_path)
+    assert re.search(r"\| maxgain=2 \| 90.75 \| 9\d.\d\d ± \d.\d\d \(4 of 5\) \|", text)
+    assert "1 of 5 runs of maxgain failed" in text
+    assert re.search(r"H1: .* 4 of 5 pairs \| \*\*inconclusive\*\*", text)
+
+
+def test_records_of_other_data_are_not_counted(tmp_path):
+    results = tmp_path / "results"
+    jobs = CIFAR10.tuning()
+    for job in jobs[:4]:
+        records.append(results / TUNING, record_of(job, has_test=False))
+    other = record_of(jobs[4], has_test=False) | {"fingerprint": "0" * 64, "key": run_key(jobs[4].recipe, "0" * 64)}
+    records.append(results / TUNING, other)
+    assert "choosing numbers: 4 of 20 runs done" in made(tmp_path)

@@ -1,13 +1,17 @@
 """maxgain reproduce: what would run, what is running, and what is left."""
 
+from dataclasses import replace
+
 import pytest
 
 from maxgain.study.cli.app import main
 from maxgain.study.compare import records
-from maxgain.study.reproduce import estimate
+from maxgain.study.compare.records import Records
+from maxgain.study.place import Place
+from maxgain.study.reproduce import estimate, running
 from maxgain.study.reproduce.experiments import EXPERIMENTS, TUNING_SEED
-from maxgain.study.reproduce.running import TUNING
-from reproduce_records import finish, record_of, tune
+from maxgain.study.reproduce.running import TUNING, Stage
+from reproduce_records import failure_of, finish, record_of, tune
 
 
 @pytest.fixture(autouse=True)
@@ -104,3 +108,30 @@ def test_a_search_goes_on_on_another_machine_that_has_the_records(tmp_path, caps
         records.append(tmp_path / "results" / TUNING, record_of(job, has_test=False))
     assert main(["reproduce", "cifar10", "--dry-run"]) == 0
     assert "tuning: 1 run," in capsys.readouterr().out
+
+
+def test_a_run_that_fails_is_tried_once_more_and_then_counts_as_failed(tmp_path, monkeypatch):
+    stage = Stage("final", tuple(EXPERIMENTS["gains"].final()[:3]), records.read(tmp_path))
+    tried = []
+
+    def run_one(work, jobs, at_once, device):
+        for number, job in enumerate(jobs):
+            tried.append(job.row)
+            works = job.row == "none" and number == 0
+            records.append(tmp_path, record_of(job) if works else failure_of(job, finished=f"at {len(tried)}"))
+            yield job, {}
+
+    monkeypatch.setattr(running, "side_by_side", run_one)
+    identified = running.by_records(Records((record_of(stage.jobs[0]),), (), ()))(stage.jobs)
+    stage = replace(stage, jobs=tuple(identified))
+    place = replace(Place(tmp_path), records=tmp_path)
+    running.run_missing(stage, place, running.Budget(None), 1, lambda job, record, seconds: None)
+    # The second try of 'none' with seed 1 comes first in its round, and works.
+    assert tried == ["none", "maxgain=2", "none", "maxgain=2", "none"]
+
+
+def test_failures_are_counted_once_however_often_their_line_is_copied(tmp_path):
+    job = EXPERIMENTS["gains"].final()[0]
+    for finished in ("at 1", "at 1", "at 2"):
+        records.append(tmp_path, failure_of(job, finished=finished))
+    assert list(records.read(tmp_path).failures.values()) == [2]

@@ -65,9 +65,10 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     """Run the stages of an experiment in their order, each as far as time allows, and make the document anew."""
     _refuse_nonsense(options)
     wanted = EXPERIMENTS if options.name is None else {options.name: EXPERIMENTS[options.name]}
-    if options.name is not None and not options.dry_run:
-        _run_stages(wanted[options.name], options, screen)
     recorded = Recorded.read(options.results)
+    if options.name is not None and not (options.dry_run or look(wanted[options.name], recorded).is_complete):
+        _run_stages(wanted[options.name], options, screen)
+        recorded = Recorded.read(options.results)
     for warning in (*recorded.tuning.warnings, *recorded.final.warnings):
         screen.show(f"note: {warning}")
     states = {name: look(experiment, recorded) for name, experiment in wanted.items()}
@@ -111,7 +112,7 @@ def _run(stage: Stage, place: Place, budget: Budget, at_once: int, screen: Scree
             progress.update(task, advance=1, status=job.name)
             screen.show(f"  {job.name}, {seconds:.0f} s{failed}")
 
-        run_missing(stage.missing, place, budget, at_once, on_done)
+        run_missing(stage, place, budget, at_once, on_done)
 
 
 # Telling

@@ -9,7 +9,8 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,6 +39,8 @@ class Records:
     failed: tuple[Record, ...]
     warnings: tuple[str, ...]
     """What was left out of the files, in words: lines cut short by a writer that was killed, or of another version."""
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """How often each run failed, by its key."""
 
     def find(self, key: str) -> Record | None:
         """The run with that key, if it ever succeeded."""
@@ -49,7 +52,8 @@ class Records:
         def wanted(record: Record) -> bool:
             return recipe in (None, record["recipe"]) and regulariser in (None, record["regulariser"])
 
-        return Records(tuple(filter(wanted, self.runs)), tuple(filter(wanted, self.failed)), self.warnings)
+        runs, failed = tuple(filter(wanted, self.runs)), tuple(filter(wanted, self.failed))
+        return Records(runs, failed, self.warnings, self.failures)
 
 
 def success(result: Result, history: list[Metrics]) -> Record:
@@ -68,6 +72,7 @@ def failure(recipe: Recipe, fingerprint: str, error: str) -> Record:
         "regulariser": recipe.regulariser,
         "seed": recipe.seed,
         "fold": recipe.fold,
+        "finished": datetime.now(UTC).isoformat(),
         "config": to_json(recipe),
     }
 
@@ -100,14 +105,18 @@ def read(folder: str | Path) -> Records:
         raise RecordError(f"{folder} is a file: results are kept in a folder.")
     runs: dict[str, Record] = {}
     failed: dict[str, Record] = {}
+    times: dict[str, set[str | None]] = {}
     warnings: list[str] = []
     for path in sorted(folder.glob("*.jsonl")):
         found, problems = _records_in(path)
         warnings += problems
         for record in found:
             (runs if record["status"] == "ok" else failed)[record["key"]] = record
+            if record["status"] == "failed":  # a line that was copied from machine to machine is one failure
+                times.setdefault(record["key"], set()).add(record.get("finished"))
     unsuccessful = tuple(record for name, record in failed.items() if name not in runs)
-    return Records(tuple(runs.values()), unsuccessful, tuple(warnings))
+    failures = {name: len(known) for name, known in times.items()}
+    return Records(tuple(runs.values()), unsuccessful, tuple(warnings), failures)
 
 
 def _records_in(path: Path) -> tuple[list[Record], list[str]]:

@@ -19,6 +19,8 @@ from ..recipes import run_key
 from ..runs import Place
 from .experiments import Experiment
 
+ATTEMPTS = 2
+"""How often a run is tried before it counts as failed."""
 TUNING = "tuning"
 """The folder in a results folder for the records of runs on which numbers are chosen."""
 
@@ -46,8 +48,9 @@ class Stage:
 
     @cached_property
     def missing(self) -> list[Job]:
-        """The runs without a record of a success; one that failed is tried again."""
-        return many.missing(self.jobs, self.known)
+        """The runs without a record of a success, but for those that failed as often as a run is tried."""
+        without = many.missing(self.jobs, self.known)
+        return [job for job in without if self.known.failures.get(job.key, 0) < ATTEMPTS]
 
     @cached_property
     def by_row(self) -> dict[str, list[Record]]:
@@ -134,9 +137,20 @@ class Budget:
 
 
 def run_missing(
+    stage: Stage, place: Place, budget: Budget, at_once: int, on_done: Callable[[Job, Record, float], None]
+) -> None:
+    """Run what is missing of a stage while there is time, side by side; what fails is tried once more at the end."""
+    jobs = stage.missing
+    while jobs and budget.has_room():
+        _run(jobs, place, budget, at_once, on_done)
+        tried = {job.key for job in jobs}
+        stage = replace(stage, known=records.read(place.results))
+        jobs = [job for job in stage.missing if job.key in tried and job.key in stage.known.failures]
+
+
+def _run(
     jobs: Sequence[Job], place: Place, budget: Budget, at_once: int, on_done: Callable[[Job, Record, float], None]
 ) -> None:
-    """Run jobs while there is time: side by side on a GPU, or in processes on a CPU."""
     started: dict[str, float] = {}
 
     def upcoming() -> Iterator[Job]:
