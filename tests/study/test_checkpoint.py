@@ -194,7 +194,11 @@ def flipped(content: bytes) -> bytes:
         (flipped, (), "is damaged: its checksum does not fit; remove it"),
         (lambda content: content[:-7], (), "is damaged or no checkpoint; remove it"),
         (lambda content: b"", (), "is damaged or no checkpoint; remove it"),
-        (lambda content: content, ("--seed", "1"), "is of another recipe: there seed is 0, here 1; use the same"),
+        (
+            lambda content: content,
+            ("--seed", "1"),
+            "is of another recipe: there seed is 0, here 1; 'maxgain",
+        ),
         (
             lambda content: content,
             ("--gamma", "3"),
@@ -218,7 +222,7 @@ def test_resuming_from_what_does_not_fit_is_one_sentence_and_loses_nothing(
     command += ["--epochs", "3", "--fold", "0", "--out", str(tmp_path), "--resume", *flags]
     assert cli.main(command) == 2
     told = capsys.readouterr().err
-    assert told.startswith(f"maxgain: {tmp_path / CHECKPOINT} ")
+    assert told.startswith(f"maxgain: {tmp_path if flags else tmp_path / CHECKPOINT} ")
     assert said in told
     assert told.count("\n") == 1
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files

@@ -13,7 +13,7 @@ from maxgain.study.data import table as datasets
 from maxgain.study.data.splits import Dataset
 from maxgain.study.place import Place
 from maxgain.study.recipes import RECIPES
-from maxgain.study.run_files import open_run, read_begun, read_metrics, read_result
+from maxgain.study.run_files import CHECKPOINT, open_run, read_begun, read_metrics, read_result
 from maxgain.study.runs import Watcher, perform
 
 CPU = torch.device("cpu")
@@ -93,7 +93,7 @@ def test_promise_18_a_run_is_not_resumed_with_other_data(tmp_path: Path, digits:
     with pytest.raises(KeyboardInterrupt):
         perform(RECIPE, place, digits, watcher=Watcher(epoch_done=stop))
     before = {path.name: path.read_bytes() for path in place.folder.iterdir()}
-    with pytest.raises(CheckpointError, match=r"checkpoint\.safetensors is of other data: .* use the same --data"):
+    with pytest.raises(CheckpointError, match=r"run is of other data: .* use the same --data"):
         perform(RECIPE, place, others, resume=True)
     assert {path.name: path.read_bytes() for path in place.folder.iterdir()} == before
     perform(RECIPE, place, digits, resume=True)
@@ -159,3 +159,80 @@ def test_opening_a_run_changes_no_random_numbers_and_watches_nothing(finished: P
     opened = open_run(Place(finished, device="cpu"))
     assert not any(module._forward_hooks for module in opened.model.modules())
     assert opened.title == "digits, none"
+
+
+# Going on
+
+
+QUICK = ["--network", "mlp", "--epochs", "3", "--fold", "0", "--seed", "7", "--regulariser", "maxgain+dropout"]
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of the command line that was stopped after its first epoch."""
+    monkeypatch.chdir(tmp_path)
+
+    def stop(*_: object, **how: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("maxgain.study.cli.train._largest", stop)  # what an epoch came to is about to be shown
+        assert main(["train", "digits", *QUICK, "--gamma", "3", "--out", "run"]) == 130
+    assert (tmp_path / "run" / CHECKPOINT).exists()
+    return Path("run")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--resume", "run"],
+        ["digits", "--resume", "run"],
+        ["digits", "--out", "run", "--resume"],
+        ["--resume", "--out", "run", "--json"],
+        ["--resume", "run", "--seed", "7", "--gamma", "3", "--device", "cpu"],
+        ["--resume", "run", "--regulariser", "dropout+maxgain=3"],
+    ],
+    ids=" ".join,
+)
+def test_a_run_goes_on_with_the_options_in_its_folder(stopped: Path, words: list[str]) -> None:
+    assert main(["train", *words]) == 0
+    result = read_result(stopped)
+    assert (result["regulariser"], result["seed"], result["epochs"]) == ("maxgain=3+dropout=1", 7, 3)
+    assert len(read_metrics(stopped)) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--resume", "run", "--seed", "8"],
+            "run is of another recipe: there seed is 7, here 8; 'maxgain train",
+        ),
+        (["--resume", "run", "--regulariser", "none"], "there regulariser is 'maxgain=3+dropout=1', here 'none'"),
+        (["--resume", "run", "--gamma", "2"], "--gamma 2 has no effect with maxgain=3+dropout=1"),
+        (["svhn", "--resume", "run"], "run holds a run of the recipe 'digits', and not of 'svhn'."),
+        (["--resume", "nowhere"], "nowhere holds no run to go on with: it has no config.json."),
+        (["--resume"], "'maxgain train' needs a recipe first"),
+        (["--resume", "run", "--device", "gpu"], "there is no device 'gpu'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options_that_contradict_the_folder_are_refused_and_nothing_is_lost(stopped: Path, capsys, words, said) -> None:
+    before = {path.name: path.read_bytes() for path in stopped.iterdir()}
+    capsys.readouterr()
+    assert main(["train", *words]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+    assert {path.name: path.read_bytes() for path in stopped.iterdir()} == before
+
+
+def test_a_run_of_a_search_is_taken_up_without_its_test_part(tmp_path: Path) -> None:
+    def stop(_: object) -> None:
+        raise KeyboardInterrupt
+
+    place = Place(tmp_path / "run", has_test=False)
+    with pytest.raises(KeyboardInterrupt):
+        perform(RECIPE, place, watcher=Watcher(epoch_done=stop))
+    assert main(["train", "--resume", str(place.folder)]) == 0
+    assert read_result(place.folder)["test_accuracy"] is None

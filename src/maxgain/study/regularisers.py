@@ -324,12 +324,13 @@ def filled(text: str, numbers: Mapping[str, float]) -> str:
 
 
 def with_gamma(texts: Sequence[str], gamma: float | None) -> tuple[str, ...]:
-    """The texts with the command line's gamma where they name maxgain without a number; refused if none does."""
+    """The texts with the command line's gamma where they name maxgain without a number; refused if nothing uses it."""
     if gamma is None:
         return tuple(texts)
     if not REGULARISERS["maxgain"].valid(gamma):
         raise RegulariserError(f"gamma must be positive, not {gamma}.")
-    if not any(choice.row.name == "maxgain" and choice.is_open for text in texts for choice in parse(text)):
+    bounds = [choice.value for text in texts for choice in parse(text) if choice.row.name == "maxgain"]
+    if not {None, gamma} & set(bounds):
         raise RegulariserError(
             f"--gamma {gamma:g} has no effect with {' '.join(texts)}: name maxgain there, without a number, or leave "
             "--gamma out."

@@ -40,11 +40,10 @@ class Begun:
         """Writes it into a run's folder."""
         write_json(folder / CONFIG, to_json(self.recipe) | {name: getattr(self, name) for name in _ABOUT})
 
-    def expect(self, folder: Path, recipe: Recipe, dataset: Dataset | None) -> None:
-        """Refuses to take the run in that folder for one that computes something else, or on other data."""
-        expect_same_recipe(folder, self.recipe, recipe)
-        if dataset is not None:
-            expect_same_data(folder, self.fingerprint, dataset.fingerprint)
+    def resumed(self, place: Place) -> Place:
+        """The place, with the run's own data and device where it names none."""
+        data = Path(self.data) if place.data is None and Path(self.data).exists() else place.data
+        return replace(place, data=data, device=self.device if place.device == "auto" else place.device)
 
 
 _ABOUT = [field.name for field in fields(Begun) if field.name != "recipe"]
@@ -55,10 +54,11 @@ def expect_same_recipe(path: Path, there: Recipe, here: Recipe) -> None:
     if key(there) == key(here):
         return
     old, new = to_json(there), to_json(here)
+    folder = path if path.is_dir() else path.parent
     name = next(name for name in new if name != "name" and old[name] != new[name])
     raise CheckpointError(
         f"{path} is of another recipe: there {name.replace('_', '-')} is {old[name]!r}, here {new[name]!r}; "
-        "use the same options, or another --out."
+        f"'maxgain train --resume {folder}' goes on with it, and another --out begins a new one."
     )
 
 
@@ -129,9 +129,7 @@ def open_run(place: Place) -> FinishedRun:
 
 def data_of(begun: Begun, place: Place) -> Dataset:
     """The data of a run: from the place's folder of data sets, or else from where they were."""
-    if place.data is None and Path(begun.data).exists():
-        place = replace(place, data=Path(begun.data))
-    dataset = place.load_data(begun.recipe)
+    dataset = begun.resumed(place).load_data(begun.recipe)
     without = dataset.without_test()
     if without.fingerprint == begun.fingerprint:  # a run on which something was chosen
         return without

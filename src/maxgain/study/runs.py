@@ -32,7 +32,20 @@ from .place import Place as Place
 from .place import chosen_device
 from .recipes import Recipe, run_key, to_json
 from .regularisers import spelt
-from .run_files import CHECKPOINT, FILES, METRICS, RESULT, WEIGHTS, Begun, read_begun, read_result
+from .run_files import (
+    CHECKPOINT,
+    CONFIG,
+    FILES,
+    METRICS,
+    RESULT,
+    WEIGHTS,
+    Begun,
+    data_of,
+    expect_same_data,
+    expect_same_recipe,
+    read_begun,
+    read_result,
+)
 from .schema import Metrics, Result
 from .train import DivergedError, Epoch, Training, train
 from .wording import clause
@@ -85,11 +98,9 @@ def perform(
     finished, saved = folder / RESULT, folder / CHECKPOINT
     if not resume and (finished.exists() or saved.exists()):
         raise RunError(f"{folder} holds a run already: go on with --resume, or choose another --out.")
-    if finished.exists():
-        if dataset is None and place.data is not None:  # it may hold other data than the run's
-            dataset = place.load_data(recipe)
-        read_begun(folder).expect(folder, recipe, dataset)
-    else:
+    if resume and (folder / CONFIG).exists():
+        recipe, place, dataset = _taken_up(recipe, place, dataset)
+    if not finished.exists():
         with stream_for(chosen_device(place.device)):
             run = _prepare(recipe, place, dataset, watcher or Watcher())
             with alone_in(folder, *FILES):
@@ -102,6 +113,17 @@ def perform(
     with contextlib.suppress(OSError):  # it takes up room, and does no harm
         saved.unlink(missing_ok=True)
     return read_result(folder)
+
+
+def _taken_up(recipe: Recipe, place: Place, dataset: Dataset | None) -> tuple[Recipe, Place, Dataset | None]:
+    """What the run in the place's folder is made of; refused if it computes something else or is on other data."""
+    begun = read_begun(place.folder)
+    expect_same_recipe(place.folder, begun.recipe, recipe)
+    if dataset is not None:
+        expect_same_data(place.folder, begun.fingerprint, dataset.fingerprint)
+    elif place.data is not None or not (place.folder / RESULT).exists():
+        dataset = data_of(begun, place)
+    return begun.recipe, begun.resumed(place), dataset
 
 
 def _prepare(recipe: Recipe, place: Place, dataset: Dataset | None, watcher: Watcher) -> _Run:

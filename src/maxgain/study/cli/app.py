@@ -96,7 +96,7 @@ def _run(arguments: list[str]) -> int:
         raise MaxGainError(unknown("command", name, COMMANDS))
     command = importlib.import_module(f".{name}", __package__)
     try:
-        options = _parsed(name, command.Options, rest)
+        options = _parsed(name, command, rest)
     except SystemExit:  # help was asked for and shown
         sys.stdout.write(_examples(command.EXAMPLES))
         raise
@@ -105,14 +105,22 @@ def _run(arguments: list[str]) -> int:
     return 0
 
 
-def _parsed(name: str, options_type: Any, rest: list[str]) -> Any:
-    """The command's options from its flags; a recipe's own values are the defaults of its flags."""
+def _parsed(name: str, command: Any, rest: list[str]) -> Any:
+    """The command's options from its flags; a recipe's own values are the defaults of its flags.
+
+    The recipe is named first, unless the command finds one in the folder of a run that it is to go on with.
+    """
+    options_type = command.Options
     if not COMMANDS[name][1]:
         return flags.read(options_type, rest, prog=f"maxgain {name}")
     recipes = f"RECIPE is one of {', '.join(RECIPES)} (see 'maxgain list recipes')."
     if rest and rest[0] in ("-h", "--help"):
         about = f"{recipes} The defaults below are those of digits."
         return flags.read(options_type, rest, prog=f"maxgain {name} RECIPE", about=about, recipe=recipe_named("digits"))
+    if name == "train" and "--resume" in rest:
+        begun, rest = command.begun(rest)
+        if begun is not None:
+            return flags.read(options_type, rest, prog="maxgain train", recipe=begun, begun=True)
     if not rest or rest[0].startswith("-"):
         raise RecipeError(f"'maxgain {name}' needs a recipe first: one of {', '.join(RECIPES)}.")
     recipe, *rest = rest

@@ -32,10 +32,13 @@ KINDS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
 CONFIG = (tyro.conf.FlagCreatePairsOff, tyro.conf.SuppressFixed)
 
 
-def read(options_type: Any, words: Sequence[str], *, prog: str, about: str = "", recipe: Any = None) -> Any:
+def read(
+    options_type: Any, words: Sequence[str], *, prog: str, about: str = "", recipe: Any = None, begun: bool = False
+) -> Any:
     """The options that the words of a command line give; a recipe's own values are the defaults of its flags.
 
-    A command whose Options list names under `refuses` has no flags for those fields of the recipe.
+    A command whose Options list names under `refuses` has no flags for those fields of the recipe. What is on or off
+    can only be changed, unless the recipe is that of a run that was `begun`: then it may be said again.
     """
     hidden = frozenset(getattr(options_type, "refuses", ()))
     description = "\n\n".join(filter(None, [inspect.cleandoc(options_type.__doc__), about]))
@@ -48,7 +51,7 @@ def read(options_type: Any, words: Sequence[str], *, prog: str, about: str = "",
                 args=list(words),
                 prog=prog,
                 description=description,
-                config=CONFIG,
+                config=CONFIG[1:] if begun else CONFIG,
                 registry=_registry(hidden),
                 **default,
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -12,13 +12,14 @@ from typing import Any
 import tyro
 from rich.progress import Progress
 
-from maxgain.errors import MissingExtraError
+from maxgain.errors import MissingExtraError, RunError
 
 from ..capture import Speed
 from ..cost import training_seconds
 from ..evaluate import to_float
 from ..recipes import Recipe, run_name
 from ..regularisers import spelt, with_gamma
+from ..run_files import CONFIG, read_begun
 from ..runs import Place, Watcher, perform
 from ..schema import Metrics, Result, score
 from ..tables import Column, Table
@@ -29,7 +30,7 @@ from .terminal import Common, DataFolder, Screen, typed
 EXAMPLES = {
     "maxgain train digits --regulariser maxgain --gamma 2": "less than a minute on a CPU, and nothing to download",
     "maxgain train cifar10 --regulariser maxgain=2+batchnorm --data ~/data": "a row of the paper; hours, on a GPU",
-    "maxgain train cifar10 --regulariser maxgain=2+batchnorm --data ~/data --resume": "go on after it was stopped",
+    "maxgain train --resume runs/cifar10-maxgain=2+batchnorm-seed0": "go on with it after it was stopped",
 }
 
 
@@ -45,7 +46,8 @@ class Options(Common):
     out: Path | None = None
     """the run's folder (default: runs/RECIPE-REGULARISER-seedSEED)"""
     resume: bool = False
-    """go on from the folder's checkpoint, to the same bits as if nothing had happened"""
+    """go on with the run in the folder, to the same bits as if nothing had happened; 'maxgain train --resume FOLDER' is
+    enough, as the folder knows the options"""
     device: str = "auto"
     """cpu, cuda, or auto: a GPU where there is one"""
     checkpoint_seconds: float | None = None
@@ -76,6 +78,29 @@ def run(options: Options, screen: Screen) -> Result:
     steps = {typed("gains", out): "each layer's gains, drawn", typed("inspect", out): "gains beside operator norms"}
     screen.end([out / name for name in names], steps)
     return result
+
+
+def begun(words: Sequence[str]) -> tuple[Recipe | None, list[str]]:
+    """The recipe of the run that is to be resumed, if it was begun, and the words that are left to be read.
+
+    ``--resume FOLDER`` is short for ``--resume --out FOLDER``. A recipe that is named must be the folder's.
+    """
+    words = list(words)
+    after = words.index("--resume") + 1
+    if after < len(words) and not words[after].startswith("-"):
+        words.insert(after, "--out")
+    if "--out" not in words[:-1]:
+        return None, words
+    folder = Path(words[words.index("--out") + 1])
+    named = not words[0].startswith("-")
+    if not (folder / CONFIG).exists():
+        if named:
+            return None, words
+        raise RunError(f"{folder} holds no run to go on with: it has no {CONFIG}.")
+    recipe = read_begun(folder).recipe
+    if named and words[0] != recipe.name:
+        raise RunError(f"{folder} holds a run of the recipe {recipe.name!r}, and not of {words[0]!r}.")
+    return recipe, words[1:] if named else words
 
 
 def together(*watchers: Watcher) -> Watcher:
