@@ -25,7 +25,7 @@ def test_demo_leaves_a_table_figures_and_a_page_and_trains_nothing_twice(tmp_pat
     first = capsys.readouterr().out
     assert "over 10 folds" in first
     assert "paired t-test on disjoint folds" in first
-    assert "maxgain=3 against none: " in first
+    assert "maxgain=2.5 against none: " in first
     assert re.search(r"the largest gain of any layer .* is \S+; without it, \S+ \(in \S+\)\.", first)
     assert re.search(r"Test accuracy: [\d.]+% without and [\d.]+% with it, .* \(95 % interval \S+ to \S+\)\.\n", first)
     assert f"written: gains-none.png, gains-maxgain.png, report.html in {tmp_path / 'demo'}" in first
@@ -38,5 +38,5 @@ def test_demo_leaves_a_table_figures_and_a_page_and_trains_nothing_twice(tmp_pat
     assert main(["demo", "--out", str(tmp_path / "demo"), "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert len((tmp_path / "demo" / "results" / "digits.jsonl").read_text().splitlines()) == 20
-    assert [row["name"] for row in again["comparison"]["rows"]] == ["none", "maxgain=3"]
+    assert [row["name"] for row in again["comparison"]["rows"]] == ["none", "maxgain=2.5"]
     assert again["comparison"]["contrasts"][0]["pairs"] == list(range(10))
