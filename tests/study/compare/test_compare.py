@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from markupsafe import escape
 from PIL import Image
@@ -271,6 +272,35 @@ def test_promise_19_two_comparisons_in_one_folder_are_both_on_the_page_as_the_te
     for content in told:
         for sentence in (content["in_words"]["outcome"], *content["in_words"]["contrasts"]):
             assert str(escape(sentence)) in html
+
+
+def write_images(folder, draw):
+    """Twenty images of each of two classes; `draw` makes one from its class."""
+    for label in (0, 1):
+        (folder / f"class{label}").mkdir(parents=True)
+        for number in range(20):
+            Image.fromarray(draw(label)).save(folder / f"class{label}" / f"{number}.png")
+
+
+@pytest.mark.usefixtures("_in_this_process")
+def test_promise_18_the_same_comparison_on_other_data_is_another_comparison(tmp_path, capsys):
+    random = np.random.default_rng(0)
+    write_images(tmp_path / "a", lambda label: np.full((8, 8, 3), 40 + 170 * label, np.uint8))
+    write_images(tmp_path / "b", lambda label: random.integers(0, 256, (8, 8, 3), np.uint8))
+    command = ["compare", "folder", "--regularisers", "none", "dropout", "--folds", "3", "--network", "mlp"]
+    command += ["--image-size", "8", "--epochs", "6", "--learning-rate", "0.01", "--batch-size", "6"]
+    command += ["--out", str(tmp_path / "out")]
+    told = {}
+    for name in ("a", "b"):
+        assert main([*command, "--data", str(tmp_path / name)]) == 0
+        said = capsys.readouterr().out
+        assert "6 runs, 0 of them recorded already" in said
+        told[name] = said, json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert [row["summary"]["mean"] for row in told["a"][1]["rows"]] == [1, 1]
+    assert all(row["summary"]["mean"] < 0.9 for row in told["b"][1]["rows"]), "it is noise"
+    assert "6 records in this folder: of other data, and left out." in told["b"][0]
+    shown = comparisons(records.read(tmp_path / "out" / "results"), questions_in(tmp_path / "out")[0])
+    assert len(shown) == 2, "the page has one for each"
 
 
 def test_two_comparisons_do_not_work_in_one_folder(tmp_path, capsys):

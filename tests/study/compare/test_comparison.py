@@ -27,7 +27,8 @@ FOLDS = {
 
 def planned(record):
     config = record["config"]
-    return Planned(record["key"], config["regulariser"], config["seed"], config.get("fold"))
+    where = config["seed"], config.get("fold")
+    return Planned(record["key"], config["regulariser"], *where, fingerprint=record["fingerprint"])
 
 
 def asked(scores, *, over="fold", baseline="none", seeds=None, **changes):
@@ -347,6 +348,16 @@ def test_neither_the_order_of_the_records_nor_records_of_other_runs_change_anyth
     others = tuple(synthetic_run(name, fold=fold, accuracy=0.1, epochs=3) for name in ROWS for fold in range(10))
     mixed = Records((*others, *found.runs[::-1]), (), ())
     assert compare(question, mixed).to_json() == compare(question, found).to_json()
+
+
+def test_promise_18_records_of_other_data_are_counted_and_left_out():
+    question, found = asked({"none": NONE, "maxgain": NONE})
+    other = [
+        run | {"fingerprint": "other", "key": f"other{n}", "test_accuracy": 1.0} for n, run in enumerate(found.runs)
+    ]
+    comparison = compare(question, replace(found, runs=(*other, *found.runs)))
+    assert comparison.rows == compare(question, found).rows
+    assert comparison.notes == ("12 records in this folder: of other data, and left out.",)
 
 
 def test_notes_about_the_data_are_passed_on_once():

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..schema import score
+from ..wording import counted
 from . import statistics
 from .bootstrap import Bootstrap, bootstrap
 from .question import Planned, Question
@@ -202,7 +203,7 @@ def compare(
         failures=failures,
         runs=used,
         chance=chance,
-        notes=(*about_data, *notes),
+        notes=(*about_data, *_left_out(question, records), *notes),
     )
 
 
@@ -210,6 +211,22 @@ def _chance(runs: Sequence[Record], question: Question) -> float:
     """The accuracy of guessing, as far as records of the question's runs know how many classes there are."""
     keys = {run.key for planned in question.rows.values() for run in planned}
     return next((1 / run["classes"] for run in runs if run["key"] in keys and run.get("classes")), 0.0)
+
+
+def _left_out(question: Question, records: Records) -> list[str]:
+    """How many records are of the same runs on other data, in words."""
+    data = {(run.regulariser, run.fold, run.seed): run.fingerprint for runs in question.rows.values() for run in runs}
+    others = [
+        run
+        for run in (*records.runs, *records.failed)
+        if run["recipe"] == question.recipe and data.get(_place(run), run["fingerprint"]) != run["fingerprint"]
+    ]
+    return [f"{counted(len(others), 'record')} in this folder: of other data, and left out."] if others else []
+
+
+def _place(run: Record) -> tuple[str, int | None, int]:
+    config = run["config"]
+    return config["regulariser"], config.get("fold"), config.get("seed", 0)
 
 
 def _scores_by_row(question: Question, score_of: ScoreOf) -> dict[str, dict[int, float]]:

@@ -78,7 +78,7 @@ class Job:
     def planned(self) -> Planned:
         """What a comparison has to know of it."""
         recipe, name = self.recipe, None if self.error else self.key
-        return Planned(name, spelt(recipe.chosen), recipe.seed, recipe.fold, self.error)
+        return Planned(name, spelt(recipe.chosen), recipe.seed, recipe.fold, self.error, self.fingerprint)
 
 
 def folds(recipe: Recipe, count: int, seeds: int = 1) -> Pairing:

@@ -37,6 +37,8 @@ class Planned:
     fold: int | None = None
     error: str | None = None
     """Why it cannot be run."""
+    fingerprint: str = ""
+    """Of its data."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,8 @@ from maxgain.errors import MaxGainError, RecipeError, RegulariserError, RunError
 
 from ..files import write_text
 from ..limits import expect_count
-from ..locks import alone_in
+from ..lines import end_last_line
+from ..locks import alone_in, locked
 from ..recipes import Recipe, key
 from ..regularisers import filled
 from ..run_files import CHECKPOINT, read_metrics
@@ -108,25 +109,24 @@ def curve(study: optuna.Study) -> list[Trial]:
 
 
 class _JournalLock:
-    """Keeps two processes from writing to a journal at once; a killed one keeps nobody out.
+    """Keeps two processes from writing to a journal at once; a killed one keeps nobody out and spoils no line."""
 
-    What a writer that was killed left of a line is cut off, or the next line would be spoilt by it.
-    """
+    beginning = '{"op_code": '  # of the lines that optuna writes
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.descriptor = -1
+        self.held: ExitStack | None = None
 
     def acquire(self) -> bool:
-        self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
-        size = os.fstat(self.descriptor).st_size
-        if size and os.pread(self.descriptor, 1, size - 1) != b"\n":
-            os.ftruncate(self.descriptor, os.pread(self.descriptor, size, 0).rfind(b"\n") + 1)
+        self.held = ExitStack()
+        lock = locked(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, fcntl.LOCK_EX)
+        end_last_line(self.held.enter_context(lock), self.beginning)
         return True
 
     def release(self) -> None:
-        os.close(self.descriptor)
+        if self.held is not None:
+            self.held.close()
+            self.held = None
 
 
 def _study(search: Search) -> optuna.Study:

@@ -123,7 +123,8 @@ def _sorted(runs: Sequence[Record]) -> list[Record]:
 
 def _planned(run: Record) -> Planned:
     config = run["config"]
-    return Planned(run["key"], config["regulariser"], config.get("seed", 0), config.get("fold"))
+    seed, fold = config.get("seed", 0), config.get("fold")
+    return Planned(run["key"], config["regulariser"], seed, fold, fingerprint=run["fingerprint"])
 
 
 def _names(answers: Sequence[Comparison]) -> list[str]:
