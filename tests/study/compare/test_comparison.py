@@ -10,6 +10,7 @@ import statsmodels.formula.api as smf
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
+from maxgain.errors import FileError
 from maxgain.study.compare import sentences
 from maxgain.study.compare.bootstrap import bootstrap
 from maxgain.study.compare.comparison import NOT_RUN, compare
@@ -326,6 +327,18 @@ def test_without_all_predictions_there_is_no_bootstrap():
     right = np.ones(10, dtype=bool)
     partly = compare(question, found, lambda record: right if record["fold"] else None)
     assert partly.contrasts[0].bootstrap is None
+
+
+def test_predictions_that_cannot_be_read_are_named_and_done_without():
+    question, found = asked({"none": [0.8, 0.82, 0.81], "maxgain": [0.85, 0.87, 0.84]})
+
+    def damaged(record):
+        raise FileError(f"{record['fold']}.npz is damaged.")
+
+    comparison = compare(question, found, damaged)
+    assert comparison.contrasts[0].bootstrap is None
+    assert comparison.contrasts[0].decided is not None
+    assert comparison.notes == ("Left out: 0.npz is damaged.",)
 
 
 # Whatever else

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from maxgain.errors import FileError
+
 from ..schema import score
 from ..wording import counted
 from . import statistics
@@ -156,19 +158,12 @@ def compare(
     question: Question,
     records: Records,
     correct: Callable[[Record], Correct | None] = lambda record: None,
-    notes: Sequence[str] = (),
 ) -> Comparison:
     """What the records answer to the question; `correct` tells which test images a recorded run classified right."""
     found: dict[str | None, Record] = {
         run["key"]: run for run in records.runs if score(run, question.score) is not None
     }
-    errors: dict[str | None, str] = {run["key"]: run["error"] for run in records.failed}
-    failures = tuple(
-        Failure(name, run, run.error or errors.get(run.key, NOT_RUN))
-        for name, runs in question.rows.items()
-        for run in runs
-        if run.key not in found
-    )
+    failures = _failures(question, found, records)
     failed = {failure.run for failure in failures if failure.was_run}
     chance = _chance((*records.runs, *records.failed), question)
 
@@ -182,28 +177,58 @@ def compare(
     with_failures = _scores_by_row(question, filled)
     rows = tuple(_row(name, scores[name], runs, found, failures) for name, runs in question.rows.items())
     used = tuple(found[run.key] for runs in question.rows.values() for run in runs if run.key in found)
+    kept = _Kept(correct)
     answers = zip(question.contrasts, _analyses(scores, question), _analyses(with_failures, question), strict=True)
     spoilt = {failure.row for failure in failures if failure.was_run}
+    contrasts = tuple(
+        _contrast(
+            pair,
+            question,
+            scores,
+            analyses,
+            as_chance if spoilt & set(pair) else None,
+            _bootstrap(pair, question, scores, found, kept),
+        )
+        for pair, analyses, as_chance in answers
+    )
     about_data = dict.fromkeys(f"Note: {run['note']}." for run in used if run.get("note"))
     return Comparison(
         question=question,
         rows=rows,
-        contrasts=tuple(
-            _contrast(
-                pair,
-                question,
-                scores,
-                analyses,
-                as_chance if spoilt & set(pair) else None,
-                _bootstrap(pair, question, scores, found, correct),
-            )
-            for pair, analyses, as_chance in answers
-        ),
+        contrasts=contrasts,
         matrix=_matrix(scores, question),
         failures=failures,
         runs=used,
         chance=chance,
-        notes=(*about_data, *_left_out(question, records), *notes),
+        notes=(*about_data, *_left_out(question, records), *kept.problems),
+    )
+
+
+class _Kept:
+    """Which test images runs classified right, each run's read once; what cannot be read is named and done without."""
+
+    def __init__(self, correct: Callable[[Record], Correct | None]) -> None:
+        self._correct = correct
+        self._known: dict[str, Correct | None] = {}
+        self.problems: list[str] = []
+
+    def __call__(self, run: Record) -> Correct | None:
+        if run["key"] not in self._known:
+            try:
+                self._known[run["key"]] = self._correct(run)
+            except FileError as error:
+                self._known[run["key"]] = None
+                self.problems.append(f"Left out: {error}")
+        return self._known[run["key"]]
+
+
+def _failures(question: Question, found: Mapping[str | None, Record], records: Records) -> tuple[Failure, ...]:
+    errors: dict[str | None, str] = {run["key"]: run["error"] for run in records.failed}
+    return tuple(
+        Failure(name, run, run.error or errors.get(run.key, NOT_RUN))
+        for name, runs in question.rows.items()
+        for run in runs
+        if run.key not in found
     )
 
 
