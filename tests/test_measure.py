@@ -2,6 +2,8 @@
 
 import json
 import math
+from collections import OrderedDict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from maxgain import MaxGain, measure_gains
-from maxgain.errors import MaxGainError, MeasurementWarning, UnsupportedLayerError
+from maxgain.errors import MaxGainError, MeasurementWarning, PatternError, UnsupportedLayerError
 
 
 def net() -> nn.Sequential:
@@ -130,3 +132,45 @@ def test_tokens_are_instances_unless_samples_are_asked_for() -> None:
     model, tokens = nn.Linear(3, 2), torch.randn(4, 5, 3)
     assert len(measure_gains(model, [tokens]).gains[""]) == 20
     assert len(measure_gains(model, [tokens], instance="sample").gains[""]) == 4
+
+
+def test_printed_it_is_a_table_in_which_no_name_is_cut(batches: list[Tensor]) -> None:
+    name = "a_rather_long_name_for_a_block" * 4
+    model = nn.Sequential(OrderedDict([(name, nn.Linear(6, 4)), ("<last>", nn.Linear(4, 2))]))
+    report = measure_gains(model, batches)
+    lines = str(report).splitlines()
+    assert lines[0] == "gain by layer, p = 2"
+    assert any(line.split()[:2] == [name, "11"] for line in lines)
+    assert len({len(line) for line in lines[2:]}) == 1, "the numbers are lined up"
+    assert "&lt;last&gt;" in report._repr_html_()
+    assert repr(report) == "<GainReport of 2 layers, p = 2>"
+    assert "(itself)" in str(measure_gains(nn.Linear(6, 2), batches))
+
+
+@pytest.mark.parametrize(
+    ("batches", "said"),
+    [
+        (
+            [torch.zeros(2, 6), torch.zeros(2, 5)],
+            r"cannot be run on batch 1 \(float32 of shape \(2, 5\)\): RuntimeError: ",
+        ),
+        (
+            [{"pixels": torch.zeros(2, 6)}],
+            r"cannot be run on batch 0 \(pixels: float32 of shape \(2, 6\)\): TypeError: ",
+        ),
+        ([()], "batch 0 is empty"),
+        (["text"], r"cannot be run on batch 0 \(str\)"),
+        (5, "batches must be an iterable of batches, such as a list or a DataLoader, not 5"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_named(batches: Any, said: str) -> None:
+    with pytest.raises(MaxGainError, match=said):
+        measure_gains(net(), batches)
+
+
+def test_what_is_no_model_and_no_pattern_is_refused(batches: list[Tensor]) -> None:
+    with pytest.raises(UnsupportedLayerError, match=r"^the model must be a torch\.nn\.Module, not list\.$"):
+        measure_gains([net()], batches)  # type: ignore[arg-type]
+    for options in ({"include": 5}, {"exclude": 5}, {"include": [5]}):
+        with pytest.raises(PatternError, match="glob"):
+            measure_gains(net(), batches, **options)  # type: ignore[arg-type]

@@ -261,6 +261,7 @@ def find_layers(
     default is taken. A layer that cannot be measured (or, with ``rescale``, whose weight cannot be scaled in place)
     is refused by name, never skipped.
     """
+    check_model(model)
     included, excluded = _globs(include), _globs(exclude)
     unused = set(included or ()) | set(excluded or ())
     found: list[FoundLayer] = []
@@ -331,7 +332,15 @@ def matches(name: str, glob: str) -> bool:
 def _globs(patterns: str | Iterable[str] | None) -> tuple[str, ...] | None:
     if patterns is None:
         return None
+    if not isinstance(patterns, Iterable):
+        raise PatternError(f"include and exclude take a glob over dotted layer names or several, not {patterns!r}.")
     return (patterns,) if isinstance(patterns, str) else tuple(patterns)
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuses what is not a model."""
+    if not isinstance(model, nn.Module):
+        raise UnsupportedLayerError(f"the model must be a torch.nn.Module, not {type(model).__name__}.")
 
 
 def kind_of(module: nn.Module) -> LayerKind | None:

@@ -18,6 +18,7 @@ from .errors import MaxGainError, MeasurementWarning, MissingExtraError
 from .functional import check_p
 from .layers import FoundLayer, Instance, find_layers
 from .observe import layer_gains, watch
+from .text import html_table, text_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,13 +27,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
+ITSELF = "(itself)"
+"""What a model that is a single layer is called in tables."""
 QUANTILES = {"min": 0.0, "lower_quartile": 0.25, "median": 0.5, "upper_quartile": 0.75, "max": 1.0}
 Quantiles = tuple[float, float, float, float, float]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GainReport:
-    """The gains that ``measure_gains`` found. A gain is a lower bound of the layer's operator norm."""
+    """The gains that ``measure_gains`` found, which ``print`` shows as a table.
+
+    A gain is a lower bound of the layer's operator norm.
+    """
 
     gains: dict[str, np.ndarray]
     """Every instance's gain, by layer."""
@@ -44,17 +50,30 @@ class GainReport:
         """Minimum, lower quartile, median, upper quartile and maximum of every layer."""
         return {name: _quantiles(values) for name, values in self.gains.items()}
 
+    def __repr__(self) -> str:
+        return f"<GainReport of {len(self.gains)} layers, p = {self.p:g}>"
+
+    def __str__(self) -> str:
+        return text_table(*self._cells(), title=self._title)
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._cells(), title=self._title)
+
+    @property
+    def _title(self) -> str:
+        return f"gain by layer, p = {self.p:g}"
+
+    def _cells(self) -> tuple[list[str], list[list[str]]]:
+        """The table's head, and a row for each layer."""
+        rows = [
+            [name or ITSELF, str(len(self.gains[name])), *(f"{value:.4g}" for value in row)]
+            for name, row in self.quantiles().items()
+        ]
+        return ["layer", "instances", *(name.replace("_", " ") for name in QUANTILES)], rows
+
     def table(self, title: str | None = None) -> Table:
         """The quantiles as a table for the terminal."""
-        with extra("rich"):
-            from rich.table import Table
-        table = Table(title=title or f"gain by layer, p = {self.p:g}")
-        table.add_column("layer", overflow="fold")
-        for column in ("instances", *(name.replace("_", " ") for name in QUANTILES)):
-            table.add_column(column, justify="right")
-        for name, row in self.quantiles().items():
-            table.add_row(name, str(len(self.gains[name])), *(f"{value:.4g}" for value in row))
-        return table
+        return rich_table(*self._cells(), title=title or self._title)
 
     def boxplot(self, ax: Axes | None = None, *, bound: float | Mapping[str, float] | None = None) -> Figure:
         """One box per layer, whiskers from minimum to maximum, as in the paper's Figures 1 and 2."""
@@ -113,8 +132,8 @@ def measure_gains(
         for layer in layers:
             stack.callback(watch(layer, observer(layer)).remove)
         device = layers[0].weight.device
-        for batch in batches:
-            call(model, batch, device)
+        for number, batch in enumerate(batches):
+            call(model, batch, device, f"batch {number}")
     silent = [name for name, parts in seen.items() if not parts]
     if len(silent) == len(layers):
         raise MaxGainError("no gain was measured: there was no batch, or the model ran none of its layers.")
@@ -189,19 +208,53 @@ def several(batches: Iterable[Any]) -> Iterable[Any]:
     """The batches, unless it is one that would be taken for many."""
     if isinstance(batches, Tensor | Mapping):
         raise MaxGainError("batches must be several: put a single one into a list, as in [batch].")
+    if not isinstance(batches, Iterable):
+        raise MaxGainError(f"batches must be an iterable of batches, such as a list or a DataLoader, not {batches!r}.")
     return batches
 
 
-def call(model: nn.Module, batch: Any, device: torch.device) -> Any:
+def call(model: nn.Module, batch: Any, device: torch.device, what: str = "the batch") -> Any:
     """Puts a batch through a model, wherever it lies; through a compiled one's original, whose hooks are seen."""
     model = getattr(model, "_orig_mod", model)
-    if isinstance(batch, Mapping):
-        return model(**{key: _moved(value, device) for key, value in batch.items()})
-    return model(_moved(batch[0] if isinstance(batch, tuple | list) else batch, device))
+    if isinstance(batch, tuple | list):
+        if not batch:
+            raise MaxGainError(f"{what} is empty: a tuple or list must have the input as its first item.")
+        batch = batch[0]
+    try:
+        if isinstance(batch, Mapping):
+            return model(**{key: _moved(value, device) for key, value in batch.items()})
+        return model(_moved(batch, device))
+    except MaxGainError:
+        raise
+    except Exception as error:  # a forward is arbitrary code, and may raise anything when it is given the wrong input
+        said = str(error).strip().partition("\n")[0]
+        raise MaxGainError(
+            f"{type(model).__name__} cannot be run on {what} ({_described(batch)}): {type(error).__name__}: {said}"
+        ) from error
 
 
 def _moved(value: Any, device: torch.device) -> Any:
     return value.to(device) if isinstance(value, Tensor) else value
+
+
+def _described(batch: Any) -> str:
+    if isinstance(batch, Mapping):
+        return ", ".join(f"{key}: {_described(value)}" for key, value in batch.items())
+    if isinstance(batch, Tensor):
+        return f"{str(batch.dtype).removeprefix('torch.')} of shape {tuple(batch.shape)}"
+    return type(batch).__name__
+
+
+def rich_table(columns: list[str], rows: list[list[str]], *, title: str, caption: str | None = None) -> Table:
+    """A table for the terminal, that folds long names and never cuts them."""
+    with extra("rich"):
+        from rich.table import Table
+    table = Table(title=title, caption=caption)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", overflow="fold", no_wrap=bool(i))
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -71,10 +71,9 @@ class LinearMap(ABC):
             (back,) = torch.autograd.grad(z, x, direction)
         return length, direction, back
 
-    def gram(self, v: Tensor) -> Tensor:
-        """``WᵀWv`` of one instance."""
-        length, _, back = self.there_and_back(v.unsqueeze(0))
-        return (length * back).squeeze(0)
+    def rounded_to(self, dtype: torch.dtype) -> Self:
+        """The same map, computed with in another type."""
+        return type(self)(self.layer, self.sizes, dtype)
 
 
 class OwnForward(LinearMap):

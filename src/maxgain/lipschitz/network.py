@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from ..layers import kind_of
+from ..observe import Hook
 
 
 class NotAChainError(Exception):
@@ -28,10 +29,25 @@ def chain_constant(model: nn.Module, norms: Mapping[nn.Module, float], p: float)
     ``norms`` has the operator norms of the parts that are linear.
     """
     model = getattr(model, "_orig_mod", model)
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
+        _check_unchanged(name, module)
     if model in norms:
         return norms[model]
-    modules = dict(model.named_modules())
     return math.prod(_constant(link, modules, norms, p) for link in _links(model, norms))
+
+
+def _check_unchanged(name: str, module: nn.Module) -> None:
+    """Makes sure that nothing changes what goes into a module or comes out of it."""
+    what = f"{name!r} ({type(module).__name__})" if name else f"the {type(module).__name__} itself"
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    # Ours only look, and those of torch.nn.utils (pruning, weight norm) compute the weight that is in effect.
+    if any(not isinstance(hook, Hook) and not type(hook).__module__.startswith("torch.nn.utils.") for hook in hooks):
+        raise NotAChainError(f"{what} has a forward hook, which may change what passes; remove it to get a bound")
+    if "forward" in vars(module):
+        raise NotAChainError(f"the forward of {what} was replaced, so what it computes is not known")
+    if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
+        raise NotAChainError("a forward hook for all modules was registered, which may change what passes")
 
 
 def _links(model: nn.Module, leaves: Iterable[nn.Module]) -> list[fx.Node]:

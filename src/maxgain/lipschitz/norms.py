@@ -7,42 +7,29 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import NotMeasuredError
+from ..errors import MaxGainError, NotMeasuredError
 from ..layers import FoundLayer, find_layers
-from ..measure import call, evaluating, extra
+from ..measure import ITSELF, call, evaluating, rich_table
 from ..observe import watch
-from .maps import LinearMap, Sizes, check_operator_p, instance_sizes, linear_map, random_vector
+from ..text import html_table, text_table
+from .largest import Norm, largest_singular_value
+from .maps import LinearMap, Sizes, check_operator_p, instance_sizes, linear_map
 from .network import NotAChainError, chain_constant
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-KRYLOV_DIMENSION = 20
-"""How many vectors Lanczos' method keeps at most, and how many when it begins anew."""
-KEPT = 8
-
-
-@dataclass(frozen=True)
-class Norm:
-    """One layer's operator norm, and how well it is known."""
-
-    value: float
-    residual: float = 0.0
-    """Some singular value of W lies within this fraction of ``value``; 0 for a closed form."""
-    iterations: int = 0
-    vector: Tensor | None = field(default=None, repr=False, compare=False)
-    """The input that is amplified most, for p = 2."""
-
 
 @dataclass(frozen=True)
 class NormReport:
-    """The operator norms that ``operator_norms`` found.
+    """The operator norms that ``operator_norms`` found, which ``print`` shows as a table.
 
     For p = 1 and inf they are exact. For p = 2 they come from an iteration that approaches them from below:
     ``residuals`` says how far it got.
@@ -70,20 +57,31 @@ class NormReport:
         """The product of all layers' norms: whether it says anything of the network, ``covers`` tells."""
         return math.prod(self.norms.values())
 
+    def __str__(self) -> str:
+        return text_table(*self._cells(), title=self._title, caption=self._caption)
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._cells(), title=self._title, caption=self._caption)
+
+    @property
+    def _title(self) -> str:
+        return f"operator norm by layer, p = {self.p:g}"
+
+    @property
+    def _caption(self) -> str:
+        return f"bound {'none' if self.bound is None else f'{self.bound:.6g}'}: {self.covers}"
+
+    def _cells(self) -> tuple[list[str], list[list[str]]]:
+        """The table's head, and a row for each layer and for the product."""
+        rows = [
+            [name or ITSELF, f"{norm.value:.6g}", f"{norm.residual:.1e}", str(norm.iterations)]
+            for name, norm in self.layers.items()
+        ]
+        return ["layer", "norm", "residual", "iterations"], [*rows, ["product", f"{self.product:.6g}", "", ""]]
+
     def table(self, title: str | None = None) -> Table:
         """The norms as a table for the terminal."""
-        with extra("rich"):
-            from rich.table import Table
-        bound = "none" if self.bound is None else f"{self.bound:.6g}"
-        table = Table(title=title or f"operator norm by layer, p = {self.p:g}", caption=f"bound {bound}: {self.covers}")
-        table.add_column("layer")
-        for column in ("norm", "residual", "iterations"):
-            table.add_column(column, justify="right")
-        for name, norm in self.layers.items():
-            table.add_row(name, f"{norm.value:.6g}", f"{norm.residual:.1e}", str(norm.iterations))
-        table.add_section()
-        table.add_row("product", f"{self.product:.6g}")
-        return table
+        return rich_table(*self._cells(), title=title or self._title, caption=self._caption)
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The report as JSON text, which is also written to ``path`` if one is given."""
@@ -120,7 +118,7 @@ def operator_norms(
     A batch-norm layer is ``diag(α / sqrt(running_var + ε))``; other normalisation layers, if they are included, count
     with their scales alone, because what they do besides is not linear. p = 1 and p = inf are exact sums of absolute
     values. p = 2 is a power iteration with the layer's own forward and its transpose, that keeps the last vectors and
-    takes the best of their combinations (Lanczos' method).
+    takes the best of their combinations (Lanczos' method); what it returns is never above the norm.
 
     Args:
         model: measured in evaluation mode; its modes and hooks are afterwards as they were.
@@ -128,7 +126,8 @@ def operator_norms(
         p: 1, 2 or ``inf``.
         include: globs over dotted names: only these layers.
         exclude: globs over dotted names: not these layers.
-        tolerance: p = 2 is done when the residual ``‖WᵀWv − s²v‖ / s²`` is at most this.
+        tolerance: p = 2 is done when some singular value of W is known to lie within this fraction of what is
+            returned: the largest one, unless the random start missed that.
         max_iterations: or after this many products with ``WᵀW``.
         start: an earlier report; the iteration begins where that one ended.
 
@@ -137,6 +136,7 @@ def operator_norms(
     ['']
     """
     check_operator_p(p)
+    _check_effort(tolerance, max_iterations)
     layers = find_layers(model, include, exclude, rescale=False)
     with evaluating(model):
         sizes = _sizes_in_forward(model, layers, example_input)
@@ -150,6 +150,13 @@ def operator_norms(
     return NormReport(float(p), found, bound, covers)
 
 
+def _check_effort(tolerance: float, max_iterations: int) -> None:
+    if not (isinstance(tolerance, Real) and tolerance > 0):
+        raise MaxGainError(f"tolerance must be a positive number, not {tolerance!r}.")
+    if not (isinstance(max_iterations, int) and max_iterations >= 1):
+        raise MaxGainError(f"max_iterations must be a whole number from 1, not {max_iterations!r}.")
+
+
 def _sizes_in_forward(model: nn.Module, layers: list[FoundLayer], example_input: Any) -> dict[str, set[Sizes]]:
     """Every size of input that each layer is given."""
     sizes: dict[str, set[Sizes]] = {layer.name: set() for layer in layers}
@@ -160,7 +167,7 @@ def _sizes_in_forward(model: nn.Module, layers: list[FoundLayer], example_input:
     with ExitStack() as stack:
         for layer in layers:
             stack.callback(watch(layer, observer(layer)).remove)
-        call(model, example_input, layers[0].weight.device)
+        call(model, example_input, layers[0].weight.device, "the example")
     return sizes
 
 
@@ -178,42 +185,7 @@ def _maps(layer: FoundLayer, sizes: set[Sizes]) -> list[LinearMap]:
 
 def _norm(linear: LinearMap, p: float, tolerance: float, max_iterations: int, earlier: Tensor | None) -> Norm:
     exact = linear.exact_norm(p)
-    if exact is not None:
-        return Norm(exact.item())
-    begin = random_vector(linear.input_shape).to(linear.layer.weight.device, linear.dtype)
-    if earlier is not None and earlier.shape == begin.shape:
-        begin = earlier.to(begin) + 0.01 * begin  # alone it would hold on to what used to be amplified most
-    return largest_singular_value(linear.gram, begin, tolerance, max_iterations)
-
-
-def largest_singular_value(gram: Callable[[Tensor], Tensor], v: Tensor, tolerance: float, max_iterations: int) -> Norm:
-    """The largest singular value of W from products with ``WᵀW``, begun with v, by Lanczos' method.
-
-    It keeps an orthonormal basis, one row a vector, of the span of v, WᵀWv, (WᵀW)²v, ..., and what ``WᵀW`` makes of
-    each. When that has grown too large, it goes on with those combinations that W amplifies most (a thick restart).
-    """
-    basis, images = v.reshape(1, -1) / torch.linalg.vector_norm(v), v.new_empty(0, v.numel())
-    iterations = 0
-    while True:
-        image = gram(basis[-1].view_as(v)).view(1, -1)
-        iterations += 1
-        if not image.isfinite().all():
-            return Norm(math.nan, math.nan, iterations)
-        images = torch.cat([images, image])
-        beyond = image
-        for _ in range(2):  # once leaves rounding errors behind that are as large as what is looked for
-            beyond = beyond - beyond @ basis.T @ basis
-        length = torch.linalg.vector_norm(beyond)
-        exhausted = length <= 100 * torch.finfo(v.dtype).eps * torch.linalg.vector_norm(image)
-        if exhausted or len(basis) == KRYLOV_DIMENSION or iterations >= max_iterations:
-            small = basis @ images.T
-            best = torch.linalg.eigh((small + small.T) / 2).eigenvectors[:, -KEPT:].T
-            basis, images = best @ basis, best @ images
-            square = torch.sum(basis[-1] * images[-1]).clamp_min(0)
-            residual = torch.linalg.vector_norm(images[-1] - square * basis[-1]) / square if square > 0 else square
-            if exhausted or residual <= tolerance or iterations >= max_iterations:
-                return Norm(square.sqrt().item(), residual.item(), iterations, basis[-1].view_as(v))
-        basis = torch.cat([basis, beyond / length])
+    return largest_singular_value(linear, tolerance, max_iterations, earlier) if exact is None else Norm(exact.item())
 
 
 def _network_bound(
@@ -225,7 +197,9 @@ def _network_bound(
         if norm.residual > tolerance:
             return None, f"no bound of the network: the norm of layer {name!r} has not converged."
     try:
-        constant = chain_constant(model, {layer.module: found[layer.name].value for layer in layers}, p)
+        # A norm is approached from below: what may be missing is added.
+        norms = {layer.module: found[layer.name].value * (1 + found[layer.name].residual) for layer in layers}
+        constant = chain_constant(model, norms, p)
     except NotAChainError as error:
         return None, f"no bound of the network, for it is not a chain of known parts: {error}."
     return constant, "the whole network in evaluation mode, a chain of parts whose Lipschitz constants are known."

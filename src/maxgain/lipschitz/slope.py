@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from ..errors import MaxGainError
 from ..functional import check_p, gain
-from ..measure import evaluating, several
+from ..layers import check_model
+from ..measure import call, evaluating, several
 
 AT_ONCE = 64
 """How many inputs go through the model at a time."""
@@ -74,10 +75,13 @@ def sampled_slope(
     True
     """
     check_p(p)
+    check_model(model)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     inputs = [batch[0] if isinstance(batch, tuple | list) else batch for batch in several(batches)]
     if not inputs or not all(isinstance(x, Tensor) and x.is_floating_point() for x in inputs):
         raise MaxGainError("a slope needs batches of tensors of real numbers; integers have none to be differentiated.")
+    if len({x.shape[1:] for x in inputs}) > 1:
+        raise MaxGainError("a slope needs inputs of one shape, and those of these batches differ.")
     x = torch.cat(inputs).to(device)
     if min(pairs, neighbours, points, iterations) < 1:
         raise MaxGainError("pairs, neighbours, points and iterations must be whole numbers from 1.")
@@ -100,9 +104,11 @@ def sampled_slope(
 
 
 def _output(model: nn.Module, x: Tensor) -> Tensor:
-    z = model(x)
+    z = call(model, x, x.device)
     if not isinstance(z, Tensor):
         raise MaxGainError(f"a slope needs a model that returns a tensor, not {type(z).__name__}: wrap it in one.")
+    if z.shape[:1] != x.shape[:1]:
+        raise MaxGainError(f"a slope needs an output for each input, not {tuple(z.shape)} for {len(x)} of them.")
     return z
 
 
