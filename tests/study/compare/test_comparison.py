@@ -377,3 +377,23 @@ def test_notes_about_the_data_are_passed_on_once():
     question, found = asked({"none": NONE, "maxgain": NONE})
     noted = replace(found, runs=tuple(run | {"note": "half of SVHN"} for run in found.runs))
     assert compare(question, noted).notes == ("Note: half of SVHN.",)
+
+
+def test_what_was_chosen_is_said_by_fold_where_it_differs():
+    question, found = asked({"none": NONE, "maxgain": NONE})
+    rows = question.rows | {
+        "maxgain": tuple(
+            replace(run, regulariser=f"maxgain={1 + fold % 2}", error="all failed" if fold == 5 else None)
+            for fold, run in enumerate(question.rows["maxgain"])
+        )
+    }
+    tuned = replace(question, rows=rows, tuning_runs={"maxgain": 9}, validation_images=40)
+    words = told(compare(tuned, found))
+    assert words.choices == ("maxgain, chosen by fold: maxgain=1; maxgain=2; maxgain=1; maxgain=2; maxgain=1; nothing",)
+    assert (
+        "Numbers were chosen on every fold, on the validation part, of which one image is worth 2.5 points, with the same "
+        "budget of 9 runs each; none had nothing to choose." in words.design
+    )
+    assert told(compare(replace(question, tuning_runs={"maxgain": 9}), found)).choices == (
+        "maxgain, chosen: maxgain=2",
+    )

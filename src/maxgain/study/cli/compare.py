@@ -230,18 +230,15 @@ def _perform(title: str, jobs: Sequence[Job], place: Place, processes: int, scre
 
 def show(comparison: Comparison, screen: Screen) -> None:
     """The comparison for people: rows, contrasts by both analyses, sentences, and each run without a score."""
-    question, words = comparison.question, sentences.in_words(comparison)
+    words = sentences.in_words(comparison)
     screen.show(_rows(comparison))
     if comparison.contrasts:
         screen.show(_contrast_table(comparison))
     screen.show(words.design)
     for contrast, sentence in zip(comparison.contrasts, words.contrasts, strict=True):
         screen.show(f"{contrast.first} against {contrast.second}: {sentence}")
-    for sentence in words.sampling:
+    for sentence in (*words.sampling, *words.choices):
         screen.show(sentence)
-    for name, runs in question.rows.items():
-        if name in question.tuning_runs:
-            screen.show(f"{name}, chosen by {question.over}: {'; '.join(run.regulariser for run in runs)}")
     for failure in comparison.failures:
         place = f"seed {failure.run.seed}" if failure.run.fold is None else f"fold {failure.run.fold}"
         screen.show(f"no score: {failure.row}, {place}: {failure.error}")

@@ -23,6 +23,8 @@ class Words:
     """What was compared, on what, and how it was tested."""
     contrasts: tuple[str, ...]
     """One sentence per contrast."""
+    choices: tuple[str, ...]
+    """Which numbers were chosen, per row that had any to choose."""
     sampling: tuple[str, ...]
     """What the test set's own sampling error adds, per contrast that it is known for."""
     matrix: tuple[str, ...]
@@ -37,6 +39,7 @@ def in_words(comparison: Comparison) -> Words:
         outcome=outcome(comparison),
         design=f"{_compared(comparison)} {_tested(comparison)}".strip(),
         contrasts=tuple(contrast_sentence(comparison, contrast) for contrast in comparison.contrasts),
+        choices=tuple(_choice(comparison, name) for name in comparison.question.tuning_runs),
         sampling=tuple(_sampling(contrast) for contrast in comparison.contrasts if contrast.bootstrap),
         matrix=tuple(_matrix(comparison)),
         gaps=tuple(gaps(comparison)),
@@ -250,7 +253,8 @@ def _seeds(comparison: Comparison) -> str:
     distinct = {seed for _, seed in by_row[0]}
     if len(distinct) == 1:
         return f", all with seed {min(distinct)}, so that the result is about one initialisation"
-    return ", each with its own seed, which all rows share" if len(distinct) == len(by_row[0]) else ""
+    own = "seed" if question.repeats == 1 else "seeds"
+    return f", each with its own {own}, which all rows share" if len(distinct) == len(by_row[0]) else ""
 
 
 def _tuning(comparison: Comparison) -> str:
@@ -269,6 +273,14 @@ def _tuning(comparison: Comparison) -> str:
     untuned = [row.name for row in comparison.rows if row.name not in runs]
     nothing = f"; {listed(untuned)} had nothing to choose" if untuned else ""
     return f" Numbers were chosen {where}, on the validation part{worth} with {spent}{nothing}."
+
+
+def _choice(comparison: Comparison, name: str) -> str:
+    question = comparison.question
+    texts = {question.unit(run): "nothing" if run.error else run.regulariser for run in question.rows[name]}
+    if len(set(texts.values())) == 1:
+        return f"{name}, chosen: {texts.popitem()[1]}"
+    return f"{name}, chosen by {question.over}: {'; '.join(texts.values())}"
 
 
 def _tested(comparison: Comparison) -> str:
