@@ -65,7 +65,12 @@ def test_folders_that_hold_no_run_are_named(tmp_path: Path) -> None:
         ("config.json", b"[1, 2", "config.json cannot be used: it is not JSON"),
         ("config.json", b"[1, 2]", "expected `object`, got `array`"),
         ("config.json", b"{}", "was written by another version of maxgain"),
-        ("model.safetensors", b"half of the wei", "holds no readable model"),
+        (
+            "model.safetensors",
+            b"half of the wei",
+            "is damaged or of another run: its checksum is not the one",
+        ),
+        ("result.json", b"{}", "missing required field `key`"),
     ],
 )
 def test_damaged_files_are_named(tmp_path: Path, finished: Path, name: str, content: bytes, said: str) -> None:

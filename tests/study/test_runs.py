@@ -1,5 +1,6 @@
 """A run in its folder: what it leaves behind, what it refuses, and what it says when it diverges."""
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator
@@ -68,7 +69,8 @@ def test_a_run_folder_holds_everything(tmp_path, digits) -> None:
     recipe = replace(RECIPE, regulariser="maxgain=1.5+dropout=1", p=math.inf, seed=5, network="cnn")
     returned = perform(recipe, Place(tmp_path / "run"), digits)
     files = {path.name: path for path in (tmp_path / "run").iterdir()}
-    assert set(files) == {".maxgain", "config.json", "metrics.jsonl", "model.safetensors", "result.json"}
+    left = {".maxgain", "config.json", "metrics.jsonl", "model.safetensors", "predictions.npz", "result.json"}
+    assert set(files) == left
     about = {"fingerprint": digits.fingerprint, "data": str(datasets.data_root().absolute()), "device": "cpu"}
     assert strictly(files["config.json"].read_text()) == to_json(recipe) | about
     assert run_files.read_begun(tmp_path / "run") == Begun(recipe, **about)
@@ -90,6 +92,13 @@ def test_a_run_folder_holds_everything(tmp_path, digits) -> None:
         report = measure_gains(model, evaluate.batches(getattr(digits, part).images), math.inf)
         assert result["max_gain"][part] == {name: float(gains.max()) for name, gains in report.gains.items()}
     assert result["seconds"] > 0
+    assert result["weights_sha256"] == hashlib.sha256(files["model.safetensors"].read_bytes()).hexdigest()
+    kept = run_files.read_predictions(tmp_path / "run", returned)
+    assert kept.correct.mean() == result["test_accuracy"]
+    assert kept.label.tolist() == digits.test.labels.tolist()
+    assert kept.loss.astype(float).mean() == pytest.approx(result["test_loss"], rel=1e-3)
+    logits = model.eval()(evaluate.to_float(digits.test.images))
+    assert kept.predicted.tolist() == logits.argmax(1).tolist()
 
     lines = [strictly(line) for line in files["metrics.jsonl"].read_text().splitlines()]
     assert lines == run_files.read_metrics(tmp_path / "run")
@@ -113,7 +122,9 @@ def test_a_final_run_trains_on_what_was_held_out_too(tmp_path, digits) -> None:
 
 
 def test_a_score_that_is_no_number_is_still_strict_json(tmp_path, digits, monkeypatch) -> None:
-    monkeypatch.setattr(runs, "evaluate", lambda model, split: evaluate.Score(math.inf, math.nan))
+    nothing = evaluate.Score(math.inf, math.nan)
+    monkeypatch.setattr(runs, "evaluate", lambda model, split: nothing)
+    monkeypatch.setattr(evaluate.Answers, "score", nothing)
     perform(RECIPE, Place(tmp_path / "run"), digits)
     result = strictly((tmp_path / "run" / "result.json").read_text())
     assert (result["test_loss"], result["test_accuracy"]) == ("inf", None)

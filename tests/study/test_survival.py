@@ -40,7 +40,7 @@ COMMAND = [
     *("train", "digits", "--network", "mlp", "--regulariser", RECIPE.regulariser, "--augment"),
     *("--milestones", "4", "8", "--epochs", "12", "--fold", "0"),
 ]
-LEFT_BEHIND = {".maxgain", "config.json", "metrics.jsonl", "model.safetensors", "result.json"}
+LEFT_BEHIND = {".maxgain", "config.json", "metrics.jsonl", "model.safetensors", "predictions.npz", "result.json"}
 
 Kept = tuple[bytes, list[dict[str, Any]], dict[str, Any]]
 
@@ -53,6 +53,7 @@ def kept(folder: Path) -> Kept:
     for part in (*lines, result):
         del part["seconds"]
     del result["finished"], result["command"]
+    result["predictions"] = (folder / "predictions.npz").read_bytes()
     return (folder / "model.safetensors").read_bytes(), lines, result
 
 

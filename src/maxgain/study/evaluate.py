@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from maxgain.measure import GainReport, Quantiles, evaluating, measure_gains
 
 from .data.splits import Split
+from .predictions import Predictions
 
 BATCH = 500
 
@@ -35,17 +36,43 @@ def batches(images: Tensor, size: int = BATCH) -> Iterator[Tensor]:
         yield to_float(part)
 
 
+@dataclass(frozen=True)
+class Answers:
+    """What a model says of every image of a split."""
+
+    predicted: Tensor
+    """The class that it takes it for."""
+    labels: Tensor
+    losses: Tensor
+
+    @property
+    def score(self) -> Score:
+        """Their means."""
+        hits = (self.predicted == self.labels).sum()
+        return Score(self.losses.double().mean().item(), hits.item() / len(self.labels))
+
+    @property
+    def predictions(self) -> Predictions:
+        """Small enough to be kept."""
+        arrays = (self.predicted, self.labels, self.losses)
+        return Predictions.of(*(tensor.cpu().numpy() for tensor in arrays))
+
+
 @torch.no_grad()
-def evaluate(model: nn.Module, split: Split) -> Score:
-    """Loss and accuracy of the model in evaluation mode; the split lies where the model does."""
-    loss = torch.zeros((), dtype=torch.float64, device=split.labels.device)
-    hits = torch.zeros((), dtype=torch.int64, device=split.labels.device)
+def answers(model: nn.Module, split: Split) -> Answers:
+    """What the model says in evaluation mode; the split lies where the model does."""
+    predicted, losses = [], []
     with evaluating(model):
         for images, labels in zip(batches(split.images), torch.split(split.labels, BATCH), strict=True):
             logits = model(images)
-            loss += F.cross_entropy(logits, labels, reduction="sum")
-            hits += (logits.argmax(dim=1) == labels).sum()
-    return Score(loss.item() / len(split), hits.item() / len(split))
+            predicted.append(logits.argmax(dim=1))
+            losses.append(F.cross_entropy(logits, labels, reduction="none"))
+    return Answers(torch.cat(predicted), split.labels, torch.cat(losses))
+
+
+def evaluate(model: nn.Module, split: Split) -> Score:
+    """Loss and accuracy of the model in evaluation mode."""
+    return answers(model, split).score
 
 
 def gains(model: nn.Module, split: Split, p: float) -> GainReport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
@@ -11,18 +12,19 @@ import torch
 
 from maxgain.errors import CheckpointError, FileError, MissingFileError, RunError
 
-from . import codec, reading
+from . import codec, predictions, reading
 from .data.splits import Dataset, Split
 from .files import write_json
 from .place import Place, chosen_device
+from .predictions import Predictions
 from .recipes import Recipe, from_json, key, to_json
 from .schema import Metrics, Result
 from .train import build_model, trained_on
 from .wording import clause
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
-WEIGHTS, CHECKPOINT = "model.safetensors", "checkpoint.safetensors"
-FILES = (CONFIG, METRICS, RESULT, WEIGHTS, CHECKPOINT)
+WEIGHTS, CHECKPOINT, PREDICTIONS = "model.safetensors", "checkpoint.safetensors", "predictions.npz"
+FILES = (CONFIG, METRICS, RESULT, WEIGHTS, CHECKPOINT, PREDICTIONS)
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Begun:
         return replace(place, data=data, device=self.device if place.device == "auto" else place.device)
 
 
+LARGEST_WEIGHTS = 16 * 1024 * reading.MEBIBYTE
 _ABOUT = [field.name for field in fields(Begun) if field.name != "recipe"]
 
 
@@ -96,6 +99,12 @@ def read_metrics(folder: Path) -> list[Metrics]:
         raise RunError(f"{folder} holds no readable {METRICS} ({reason}): is it the folder of a run?") from error
 
 
+def read_predictions(folder: Path, result: Result) -> Predictions | None:
+    """What a finished run said of every test image; None where it has no test part."""
+    sha256 = result.get("predictions_sha256")
+    return None if sha256 is None else predictions.read(folder / PREDICTIONS, sha256)
+
+
 def _read(folder: Path, name: str, schema: Any) -> Any:
     try:
         return codec.read(folder / name, schema)
@@ -138,11 +147,17 @@ def data_of(begun: Begun, place: Place) -> Dataset:
 
 
 def load_model(folder: Path, recipe: Recipe, dataset: Dataset, device: torch.device) -> torch.nn.Module:
-    """The trained model of a finished run."""
+    """The trained model of a finished run; refused if it is not the one that the result is about."""
     model = build_model(recipe, dataset, device)
+    path = folder / WEIGHTS
     try:
-        reading.expect_regular(folder / WEIGHTS)
-        model.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
-    except (OSError, FileError, safetensors.SafetensorError, RuntimeError) as error:
-        raise RunError(f"{folder} holds no readable {WEIGHTS}: is the run finished?") from error
+        content = reading.read_bytes(path, LARGEST_WEIGHTS)
+    except FileError as error:
+        raise RunError(f"{folder} holds no readable {WEIGHTS} ({clause(error)}): is the run finished?") from error
+    if hashlib.sha256(content).hexdigest() != read_result(folder).get("weights_sha256"):
+        raise RunError(f"{path} is damaged or of another run: its checksum is not the one in {RESULT}.")
+    try:
+        model.load_state_dict(safetensors.torch.load(content))
+    except (safetensors.SafetensorError, RuntimeError) as error:
+        raise RunError(f"{path} does not fit the network of its {CONFIG}: {str(error).splitlines()[0]}.") from error
     return model

@@ -1,8 +1,9 @@
-"""A run in a folder: config.json, metrics.jsonl, model.safetensors and result.json, and a checkpoint until it ends."""
+"""A run in a folder: config, metrics, weights, predictions and result, and a checkpoint until it ends."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import platform
 import shlex
 import sys
@@ -21,11 +22,11 @@ from maxgain import operator_norms
 from maxgain.errors import RunError
 from maxgain.measure import GainReport
 
-from . import checkpoint, codec, memory, signals
+from . import checkpoint, codec, memory, predictions, signals
 from .capture import stream_for
 from .data import table as datasets
 from .data.splits import Dataset, Split
-from .evaluate import Score, evaluate, gains, largest, to_float
+from .evaluate import Score, answers, evaluate, gains, largest, to_float
 from .files import write_bytes, write_json, write_text
 from .locks import alone_in
 from .place import Place as Place
@@ -37,6 +38,7 @@ from .run_files import (
     CONFIG,
     FILES,
     METRICS,
+    PREDICTIONS,
     RESULT,
     WEIGHTS,
     Begun,
@@ -200,7 +202,11 @@ def _conclude(run: _Run) -> None:
     quantiles = {part: gains(model, split, recipe.p).quantiles() for part, split in parts.items()}
     if recipe.train_on == "train":
         parts["validation"] = run.dataset.validation.to(training.device)
-    scores = {part: evaluate(model, split) for part, split in parts.items()}
+    said = {part: answers(model, split) for part, split in parts.items()}
+    scores = {part: answer.score for part, answer in said.items()}
+    kept = said["test"].predictions if "test" in said else None
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    weights = safetensors.torch.save(tensors)
     result = {
         "key": run_key(recipe, training.fingerprint),
         "fingerprint": training.fingerprint,
@@ -217,6 +223,8 @@ def _conclude(run: _Run) -> None:
         "max_gain": {part: largest(rows) for part, rows in quantiles.items()},
         "gain_quantiles": quantiles,
         "operator_norms": operator_norms(model, to_float(training.images[:1]), tolerance=NORM_TOLERANCE).norms,
+        "weights_sha256": hashlib.sha256(weights).hexdigest(),
+        "predictions_sha256": kept and kept.sha256,
         "seconds": sum(line["seconds"] for line in run.history),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": _device_name(training.device),
@@ -227,8 +235,9 @@ def _conclude(run: _Run) -> None:
         "note": run.dataset.note,
         "config": to_json(recipe),
     }
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    write_bytes(run.folder / WEIGHTS, safetensors.torch.save(tensors))
+    if kept is not None:
+        predictions.write(run.folder / PREDICTIONS, kept)
+    write_bytes(run.folder / WEIGHTS, weights)
     write_json(run.folder / RESULT, result)
 
 

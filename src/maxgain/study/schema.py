@@ -64,6 +64,10 @@ class Result(TypedDict, total=False):
     """By part of the data."""
     gain_quantiles: dict[str, Quantiles]
     operator_norms: ByLayer
+    weights_sha256: str
+    """Of the file of the trained weights."""
+    predictions_sha256: str | None
+    """Of what was predicted for the test part: see `predictions.Predictions`. None where there is none."""
     seconds: float
     finished: str
     """When, as in 2026-05-31T12:00:00+00:00."""

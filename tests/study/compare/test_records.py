@@ -10,14 +10,16 @@ import threading
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from maxgain.errors import RecordError
+from maxgain.errors import FileError, RecordError
 from maxgain.study import codec
 from maxgain.study.compare import records
 from maxgain.study.compare.records import append, read
+from maxgain.study.predictions import Predictions
 from maxgain.study.recipes import RECIPES, from_json, run_key, to_json
 
 CONFIG = codec.revived(to_json(replace(RECIPES["digits"], regulariser="maxgain=2", milestones=(100, 120))))
@@ -101,7 +103,7 @@ def test_a_result_that_was_stored_as_strict_json_before_is_accepted(tmp_path):
 
 
 def test_a_folder_that_does_not_exist_yet_holds_nothing(tmp_path):
-    assert read(tmp_path / "none") == records.Records((), (), ())
+    assert read(tmp_path / "none") == records.Records((), (), (), folders=(tmp_path / "none",))
 
 
 # Successes, failures, retries
@@ -386,3 +388,22 @@ def test_places_that_cannot_hold_results_are_refused(tmp_path):
         read(tmp_path / "results")
     with pytest.raises(RecordError, match=r"cannot write .*digits\.jsonl"):
         append(tmp_path / "results", ok())
+
+
+# Predictions
+
+
+def test_predictions_are_kept_beside_their_record(tmp_path):
+    kept = Predictions.of(np.array([1, 2, 3]), np.array([1, 2, 2]), np.zeros(3, np.float32))
+    append(tmp_path, ok(0, predictions_sha256=kept.sha256), kept)
+    append(tmp_path, ok(1))
+    found = read(tmp_path)
+    assert found.correct(found.runs[0]).tolist() == [True, True, False]
+    assert found.correct(found.runs[1]) is None
+    assert found.where(recipe="digits").correct(found.runs[0]) is not None
+    assert [path.name for path in (tmp_path / "predictions").iterdir()] == [f"{KEY}.npz"]
+    (tmp_path / "predictions" / f"{KEY}.npz").write_bytes(b"damaged")
+    with pytest.raises(FileError, match=rf"{KEY}\.npz holds no predictions of a run .*: remove it"):
+        found.correct(found.runs[0])
+    (tmp_path / "predictions" / f"{KEY}.npz").unlink()
+    assert found.correct(found.runs[0]) is None

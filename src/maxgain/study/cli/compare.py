@@ -162,7 +162,8 @@ def compared(options: Options, screen: Screen) -> tuple[Comparison, Place]:
         )
         remember(place.folder, question)
         _perform("comparing", jobs, place, processes, screen)
-        return compare(question, records.read(place.results)), place
+        found = records.read(place.results)
+        return compare(question, found, found.correct), place
 
 
 def _refuse_nonsense(options: Options) -> None:

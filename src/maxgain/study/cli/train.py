@@ -19,7 +19,7 @@ from ..cost import training_seconds
 from ..evaluate import to_float
 from ..recipes import Recipe, run_name
 from ..regularisers import spelt, with_gamma
-from ..run_files import CONFIG, read_begun
+from ..run_files import CONFIG, FILES, read_begun
 from ..runs import Place, Watcher, perform
 from ..schema import Metrics, Result, score
 from ..tables import Column, Table
@@ -74,7 +74,7 @@ def run(options: Options, screen: Screen) -> Result:
     if result["note"]:
         screen.show(f"note: {result['note']}")
     screen.show(scores_table(result))
-    names = ("config.json", "metrics.jsonl", "model.safetensors", "result.json")
+    names = [name for name in FILES if (out / name).exists()]
     steps = {typed("gains", out): "each layer's gains, drawn", typed("inspect", out): "gains beside operator norms"}
     screen.end([out / name for name in names], steps)
     return result

@@ -18,7 +18,7 @@ from ..data.table import DATASETS
 from ..limits import expect_count, expect_runs
 from ..recipes import Recipe, run_key, run_name
 from ..regularisers import filled, spelt
-from ..run_files import read_metrics
+from ..run_files import read_metrics, read_predictions
 from ..runs import Place, perform
 from . import records, tuning_rule
 from .question import Over, Planned
@@ -190,9 +190,11 @@ def run_recorded(job: Job, place: Place) -> Record:
     recipe, dataset = job.recipe, data_for(job.recipe, place)
     own = place.of(recipe, dataset)
     record: Record
+    predicted = None
     try:
         result = perform(recipe, replace(own, checkpoint_seconds=CHECKPOINT_SECONDS), dataset, resume=True)
         record = records.success(result, read_metrics(own.folder))
+        predicted = read_predictions(own.folder, result)
     except MaxGainError as error:
         record = records.failure(recipe, dataset.fingerprint, str(error))
     record |= {
@@ -201,5 +203,5 @@ def run_recorded(job: Job, place: Place) -> Record:
         "classes": len(dataset.classes),
         "validation_images": len(dataset.validation),
     }
-    records.append(place.results, record)
+    records.append(place.results, record, predicted)
     return record

@@ -1,7 +1,8 @@
 """The results of runs, one JSON line each, that every table and figure is rebuilt from without training.
 
-A results folder holds one ``<recipe>.jsonl`` per recipe. Lines are only ever added, and several processes may add at
-once. A run that failed is recorded as a failure with its error, never as a number.
+A results folder holds one ``<recipe>.jsonl`` per recipe, and in ``predictions`` what each run said of every test image.
+Lines are only ever added, and several processes may add at once. A run that failed is recorded as a failure with its
+error, never as a number.
 """
 
 import fcntl
@@ -9,21 +10,27 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from maxgain.errors import FileError, MaxGainError, RecordError
 
-from .. import codec, reading
+from .. import codec, predictions, reading
 from ..lines import append_line
 from ..locks import locked
+from ..predictions import Predictions
 from ..recipes import Recipe, from_json, run_key, to_json
 from ..schema import Metrics, Result
 from ..schema import Record as Record
 from ..wording import clause
 
+PREDICTIONS = "predictions"
+"""The folder of the runs' predictions."""
 BEGINNING = '{"key": "'
 """Of every line that is written here."""
 
@@ -41,6 +48,8 @@ class Records:
     """What was left out of the files, in words: lines cut short by a writer that was killed, or of another version."""
     failures: Mapping[str, int] = field(default_factory=dict)
     """How often each run failed, by its key."""
+    folders: tuple[Path, ...] = ()
+    """Where the runs' predictions are looked for."""
 
     def find(self, key: str) -> Record | None:
         """The run with that key, if it ever succeeded."""
@@ -52,8 +61,19 @@ class Records:
         def wanted(record: Record) -> bool:
             return recipe in (None, record["recipe"]) and regulariser in (None, record["regulariser"])
 
-        runs, failed = tuple(filter(wanted, self.runs)), tuple(filter(wanted, self.failed))
-        return Records(runs, failed, self.warnings, self.failures)
+        return replace(self, runs=tuple(filter(wanted, self.runs)), failed=tuple(filter(wanted, self.failed)))
+
+    def predictions(self, run: Record) -> Predictions | None:
+        """What a run said of every test image, where that was kept; `FileError` where it is damaged."""
+        sha256 = run.get("predictions_sha256")
+        paths = (folder / PREDICTIONS / f"{run['key']}.npz" for folder in self.folders)
+        path = next((path for path in paths if path.exists()), None)
+        return None if path is None or sha256 is None else predictions.read(path, sha256)
+
+    def correct(self, run: Record) -> NDArray[np.bool_] | None:
+        """Which test images a run classified right, where that was kept."""
+        kept = self.predictions(run)
+        return None if kept is None else kept.correct
 
 
 def success(result: Result, history: list[Metrics]) -> Record:
@@ -77,11 +97,12 @@ def failure(recipe: Recipe, fingerprint: str, error: str) -> Record:
     }
 
 
-def append(folder: str | Path, record: Mapping[str, Any]) -> None:
+def append(folder: str | Path, record: Mapping[str, Any], predicted: Predictions | None = None) -> None:
     """Add the record of a run to a results folder, which is made if need be: see `schema.Record` for what it holds.
 
-    A run that succeeded needs an accuracy, as a fraction, and one that failed an error in words. Fields that are not
-    in the schema are kept, if strict JSON can hold them. When this returns, the record is on the disk.
+    What the run predicted is kept beside it, under its key. A run that succeeded needs an accuracy, as a fraction, and
+    one that failed an error in words. Fields that are not in the schema are kept, if strict JSON can hold them. When
+    this returns, the record is on the disk.
     """
     try:
         _expect_scores(record)
@@ -89,6 +110,8 @@ def append(folder: str | Path, record: Mapping[str, Any]) -> None:
     except ValueError as error:
         raise RecordError(f"{error}.") from error
     path = Path(folder) / f"{checked['recipe']}.jsonl"
+    if predicted is not None:
+        predictions.write(Path(folder) / PREDICTIONS / f"{checked['key']}.npz", predicted)
     try:
         append_line(path, codec.encode({"key": checked["key"], **checked}), BEGINNING)
     except OSError as error:
@@ -116,7 +139,7 @@ def read(folder: str | Path) -> Records:
                 times.setdefault(record["key"], set()).add(record.get("finished"))
     unsuccessful = tuple(record for name, record in failed.items() if name not in runs)
     failures = {name: len(known) for name, known in times.items()}
-    return Records(tuple(runs.values()), unsuccessful, tuple(warnings), failures)
+    return Records(tuple(runs.values()), unsuccessful, tuple(warnings), failures, (folder,))
 
 
 def _records_in(path: Path) -> tuple[list[Record], list[str]]:

@@ -39,7 +39,7 @@ def comparisons(found: Records, asked: Sequence[Question] = (), baseline: str | 
             else question
             for question in questions
         ]
-    answers = [compare(question, found) for question in questions]
+    answers = [compare(question, found, found.correct) for question in questions]
     return dict(zip(_names(answers), answers, strict=True))
 
 

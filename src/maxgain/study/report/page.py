@@ -9,6 +9,7 @@ import base64
 import hashlib
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
@@ -97,8 +98,8 @@ def _compared(
     found: Records, asked: Sequence[Question], baseline: str | None, alone: Collection[str]
 ) -> dict[str, Comparison]:
     """The comparisons of a folder, and then those that its single runs make possible."""
-    together = Records(tuple(run for run in found.runs if run["key"] not in alone), found.failed, ())
-    apart = Records(tuple(run for run in found.runs if run["key"] in alone), (), ())
+    together = replace(found, runs=tuple(run for run in found.runs if run["key"] not in alone), warnings=())
+    apart = replace(found, runs=tuple(run for run in found.runs if run["key"] in alone), failed=(), warnings=())
     answers = {}
     if together.runs or together.failed:
         answers = comparisons(together, asked, baseline)

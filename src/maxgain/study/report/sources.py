@@ -32,12 +32,14 @@ class Sources:
     asked: list[Question] = field(default_factory=list)
     tunings: list[Tuning] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    folders: list[Path] = field(default_factory=list)
+    """Those of the records."""
 
     @property
     def records(self) -> Records:
         """The runs as one results folder would have them."""
         failed = tuple(run for key, run in self.failed.items() if key not in self.runs)
-        return Records(tuple(self.runs.values()), failed, tuple(self.warnings))
+        return Records(tuple(self.runs.values()), failed, tuple(self.warnings), folders=tuple(self.folders))
 
     def __bool__(self) -> bool:
         return bool(self.runs or self.failed or self.tunings)
@@ -84,3 +86,4 @@ def _add_records(folder: Path, found: Sources) -> None:
     found.asked += asked
     found.tunings += tunings.read(folder, kept)
     found.warnings += [*kept.warnings, *problems]
+    found.folders += kept.folders
