@@ -28,7 +28,7 @@ docs: $(VENV)/.dev ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.dev ## the cost of a training step with us, against the same step without
-	$(BIN)/python -m benchmarks.step
+	$(BIN)/maxgain bench --out benchmarks/here
 
 hooks: $(VENV)/.dev ## check every commit as `make lint` does, before it is made
 	$(BIN)/pre-commit install

@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, bool]] = {
     "inspect": ("show gains beside operator norms, layer by layer", False),
     "list": ("list the regularisers, networks and recipes, with their numbers", False),
     "reproduce": ("run the paper's tables and figures again, by a plan", False),
+    "bench": ("time a training step with a constraint against one without", False),
     "data": ("list, fetch and check data sets", False),
 }
 

@@ -1,1 +1,0 @@
-"""What it costs: run one with python -m benchmarks.NAME."""

@@ -1,0 +1,187 @@
+"""Timing steps: variants take turns, a few steps each, so that a machine that slows down slows all of them."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import torch
+
+import maxgain
+
+from .networks import ON_CPU, ON_GPU, SWEEPS, Network
+from .variants import CAPTURABLE, REPARAMETRISED, VARIANTS, WITHOUT
+
+Step = Callable[[], None]
+MODES = ("eager", "compile", "reduce-overhead", "whole-step graph")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is timed, and how often."""
+
+    device: torch.device
+    turns: int = 7
+    steps: int = 3
+    """In a turn."""
+    modes: tuple[str, ...] = ("eager",)
+    sweeps: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant on one network in one mode. A ratio is to the step without; its spread is over the turns."""
+
+    network: str
+    mode: str
+    variant: str
+    milliseconds: float
+    ratio: float
+    lowest: float
+    highest: float
+    memory: float | None
+    """The ratio of the peaks of a GPU's memory."""
+
+
+def measure(settings: Settings, on_row: Callable[[Row], None] = lambda row: None) -> dict[str, Any]:
+    """All rows, with the machine, the versions and the date."""
+    rows = []
+    for network, row in _rows(settings):
+        on_row(row)
+        rows.append(asdict(row) | network)
+    return {
+        "machine": _machine(settings.device),
+        "torch": torch.__version__,
+        "maxgain": maxgain.__version__,
+        "date": datetime.now(UTC).date().isoformat(),
+        "turns": settings.turns,
+        "steps": settings.steps,
+        "rows": rows,
+    }
+
+
+def _rows(settings: Settings) -> Iterator[tuple[dict[str, Any], Row]]:
+    on_gpu = settings.device.type == "cuda"
+    for name, network in (ON_GPU if on_gpu else ON_CPU).items():
+        for mode in settings.modes:
+            for row in compared(name, network, mode, settings):
+                yield {}, row
+    if settings.sweeps:
+        for size, networks in SWEEPS.items():
+            for value, network in networks.items():
+                for row in compared(f"GPT, {size} {value}", network, settings.modes[0], settings, CAPTURABLE):
+                    yield {"sweep": size, "value": value}, row
+
+
+def compared(name: str, network: Network, mode: str, settings: Settings, only: tuple[str, ...] = ()) -> Iterator[Row]:
+    """The variants of one mode, taking turns."""
+    names = [WITHOUT, *(only or (CAPTURABLE if mode == "whole-step graph" else (*VARIANTS, *REPARAMETRISED)))]
+    peaks: dict[str, float] = {}
+    steps: dict[str, Step] = {}
+    for variant in names:
+        make = partial(make_step, network, variant, mode, settings.device)
+        steps[variant], peaks[variant] = _with_peak(make, settings)
+    turns = [
+        {variant: _milliseconds(step, settings.steps, settings.device) for variant, step in steps.items()}
+        for _ in range(settings.turns)
+    ]
+    for variant in names:
+        ratios = sorted(turn[variant] / turn[WITHOUT] for turn in turns)
+        yield Row(
+            name,
+            mode,
+            variant,
+            statistics.median(turn[variant] for turn in turns),
+            statistics.median(ratios),
+            ratios[0],
+            ratios[-1],
+            peaks[variant] / peaks[WITHOUT] if settings.device.type == "cuda" else None,
+        )
+
+
+def make_step(network: Network, variant: str, mode: str, device: torch.device) -> Step:
+    """A function that does one training step of one variant, warmed up."""
+    torch.manual_seed(0)
+    on_gpu = device.type == "cuda"
+    model = network.model()
+    if variant in REPARAMETRISED:
+        REPARAMETRISED[variant](model)
+    layout = torch.channels_last if on_gpu else torch.contiguous_format
+    model.to(device=device, memory_format=layout)  # type: ignore[call-overload]
+    rate = torch.tensor(1e-4, device=device)
+    optimiser = torch.optim.Adam(model.parameters(), lr=rate, fused=on_gpu, capturable=on_gpu)
+    if variant in VARIANTS:
+        VARIANTS[variant](model, optimiser)
+    forward: Callable[[torch.Tensor], torch.Tensor] = model
+    if mode != "eager":
+        forward = torch.compile(model, mode="reduce-overhead" if mode == "reduce-overhead" else "default")
+    inputs, targets = (tensor.to(device) for tensor in network.batch())
+    if inputs.dim() == 4:
+        inputs = inputs.contiguous(memory_format=layout)
+
+    def step() -> None:
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=on_gpu):
+            output = forward(inputs)
+        network.loss(output, targets).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+
+    for _ in range(3):
+        step()
+    return _captured(step) if mode == "whole-step graph" else step
+
+
+def _captured(step: Step) -> Step:
+    """The whole step as one CUDA graph."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+
+    def replay(keeps_alive: Step = step) -> None:  # the graph knows addresses, not who owns what is there
+        graph.replay()
+
+    return replay
+
+
+def _with_peak(make: Callable[[], Step], settings: Settings) -> tuple[Step, float]:
+    """The step, and the peak of the GPU's memory that making it and taking it twice needs."""
+    if settings.device.type != "cuda":
+        return make(), 0.0
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step = make()
+    for _ in range(2):
+        step()
+    torch.cuda.synchronize()
+    return step, torch.cuda.max_memory_allocated() - before
+
+
+def _milliseconds(step: Step, steps: int, device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(steps):
+        step()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return 1000 * (time.perf_counter() - began) / steps
+
+
+def _machine(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads"

@@ -1,0 +1,84 @@
+"""maxgain bench: what a training step costs with a constraint, against the same step without."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from maxgain.errors import RecipeError
+
+from ..bench.running import MODES, Row, Settings, measure
+from ..files import write_json
+from ..place import chosen_device
+from ..report import figures
+from ..tables import Column, Table
+from ..wording import unknown
+from .terminal import Common, Screen
+
+EXAMPLES = {
+    "maxgain bench": "here, in a few minutes",
+    "maxgain bench --device cuda --modes eager compile 'whole-step graph' --sweeps": "all of it on a GPU",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """Time training steps with MaxGain, its rivals and a naive version, as ratios to the same step without.
+
+    All variants of a network take turns in one run; shown are medians over the turns, and the least and the largest.
+    """
+
+    device: str = "auto"
+    """cpu, cuda, or auto: a GPU where there is one"""
+    modes: tuple[str, ...] = ()
+    """eager, compile, reduce-overhead, 'whole-step graph' (default: all on a GPU, eager on a CPU)"""
+    sweeps: bool = False
+    """also tell how the ratio moves with depth, width, batch and sequence length"""
+    turns: int = 7
+    """how often each variant has its turn"""
+    out: Path = Path("bench")
+    """where bench.json and the figure go"""
+
+
+def run(options: Options, screen: Screen) -> dict[str, Any]:
+    """Writes bench.json and bench.svg."""
+    if options.turns < 1:
+        raise RecipeError(f"--turns must be at least 1, not {options.turns}.")
+    device = chosen_device(options.device)
+    on_gpu = device.type == "cuda"
+    modes = options.modes or (MODES if on_gpu else MODES[:1])
+    for mode in modes:
+        if mode not in MODES:
+            raise RecipeError(unknown("mode", mode, MODES))
+        if not on_gpu and mode in MODES[2:]:
+            raise RecipeError(f"{mode!r} needs a GPU.")
+    settings = Settings(device, options.turns, 30 if on_gpu else 2, modes, options.sweeps)
+    with screen.progress() as bars, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what torch's compiler says to itself would only hide the table
+        task = bars.add_task("timing", total=None, status="")
+
+        def on_row(row: Row) -> None:
+            bars.update(task, advance=1, status=f"{row.network}, {row.mode}, {row.variant}: {row.ratio:.2f}")
+
+        content = measure(settings, on_row)
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_json(options.out / "bench.json", content)
+    paths = figures.save(figures.cost_ratios(content["rows"]), options.out, "bench")
+    for network in dict.fromkeys(row["network"] for row in content["rows"] if "sweep" not in row):
+        screen.show(_table(network, [row for row in content["rows"] if row["network"] == network]))
+    screen.show(f"{content['machine']}, torch {torch.__version__}; medians of {options.turns} turns")
+    screen.end([options.out / "bench.json", *paths])
+    return content
+
+
+def _table(network: str, rows: list[dict[str, Any]]) -> Table:
+    columns = (
+        Column("mode"), Column("variant"), Column("ms per step", spare=2), Column("ratio"), Column("least", spare=1),
+        Column("largest", spare=1), Column("memory", spare=3),
+    )  # fmt: skip
+    names = ("mode", "variant", "milliseconds", "ratio", "lowest", "highest", "memory")
+    return Table(network, columns, tuple(tuple(row[name] for name in names) for row in rows))

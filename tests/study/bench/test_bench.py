@@ -1,0 +1,78 @@
+"""Benchmarks: what is timed is what it says, and the table is made of medians of ratios. No test looks at a clock."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from maxgain import MaxGain
+from maxgain.study.bench import running, variants
+from maxgain.study.bench.networks import ON_CPU, ON_GPU, SWEEPS, gpt, images, vit
+from maxgain.study.cli.app import main
+
+SMALL = {"images": images("mlp", 4, 8, batchnorm=False), "gpt": gpt(1, 16, 2, 8), "vit": vit(1, 16, 2, 32)}
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("variant", [variants.WITHOUT, *variants.VARIANTS, *variants.REPARAMETRISED])
+def test_every_variant_trains_every_kind_of_network(name: str, variant: str) -> None:
+    step = running.make_step(SMALL[name], variant, "eager", torch.device("cpu"))
+    step()
+
+
+def test_the_naive_version_bounds_the_gains_that_ours_bounds() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    with torch.no_grad():
+        model[0].weight *= 6
+    twin = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    twin.load_state_dict(model.state_dict())
+    for one, put in ((model, variants.NaiveMaxGain), (twin, lambda m, o: MaxGain(m, 2.0).attach(o))):
+        optimiser = torch.optim.SGD(one.parameters(), lr=0.01)
+        put(one, optimiser)
+        for step in range(3):
+            one(torch.randn(16, 6, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+            optimiser.step()
+            optimiser.zero_grad()
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_ratios_are_taken_turn_by_turn_and_the_median_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([10.0, 11.0, 100.0, 150.0, 10.0, 12.0])  # a machine that is slow for one turn
+    monkeypatch.setattr(running, "_milliseconds", lambda *_: next(times))
+    settings = running.Settings(torch.device("cpu"), turns=3)
+    without, ours = running.compared("small", SMALL["gpt"], "eager", settings, ("MaxGain",))
+    assert (without.ratio, ours.ratio, ours.lowest, ours.highest) == pytest.approx((1.0, 1.2, 1.1, 1.5))
+
+
+def test_the_command_writes_numbers_with_machine_and_date_and_a_figure(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(running, "ON_CPU", {"small": SMALL["gpt"]})
+    monkeypatch.setattr(running, "SWEEPS", {"depth": {1: SMALL["gpt"]}})
+    assert main(["bench", "--device", "cpu", "--turns", "1", "--sweeps", "--json", "--out", str(tmp_path)]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == json.loads((tmp_path / "bench.json").read_text())
+    assert {"machine", "torch", "maxgain", "date", "rows"} <= shown.keys()
+    assert {row["variant"] for row in shown["rows"]} >= {"without", "MaxGain", "naive hook", "torch spectral_norm"}
+    assert any(row.get("sweep") == "depth" for row in shown["rows"])
+    assert (tmp_path / "bench.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--turns", "0"], "--turns must be at least 1"),
+        (["--modes", "egaer"], "did you mean 'eager'"),
+        (["--device", "cpu", "--modes", "whole-step graph"], "needs a GPU"),
+    ],
+)
+def test_bad_options_are_answered_in_a_sentence(flags, said, capsys) -> None:
+    assert main(["bench", *flags]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_networks_of_both_machines_can_be_made_without_running_them() -> None:
+    with torch.device("meta"):
+        for network in (*ON_CPU.values(), *ON_GPU.values(), *(n for sweep in SWEEPS.values() for n in sweep.values())):
+            assert sum(parameter.numel() for parameter in network.model().parameters()) > 0
