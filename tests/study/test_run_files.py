@@ -111,7 +111,7 @@ def test_promise_18_a_finished_run_is_no_result_for_other_data(finished: Path, d
 
 
 def test_promise_18_each_data_set_has_a_folder_of_its_own(tmp_path: Path, digits: Dataset, others: Dataset) -> None:
-    one, other = (Place(tmp_path).of(RECIPE, data).folder for data in (digits, others))
+    one, other = (Place(tmp_path).of(RECIPE, data.fingerprint).folder for data in (digits, others))
     assert one != other
     assert one.parent == other.parent == tmp_path / "runs"
 

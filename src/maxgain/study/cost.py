@@ -16,6 +16,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from maxgain.measure import evaluating
 
+from .data.splits import Dataset
+from .evaluate import to_float
+from .recipes import Recipe
+from .train import build_model, trained_on
+
 LONG = 3600.0
 """Seconds of training that somebody should be told of beforehand."""
 STEP_OVERHEAD = 2e-3
@@ -40,6 +45,14 @@ def speed() -> float:
             F.conv2d(images, weight, padding=1)
             took.append(time.perf_counter() - began)
     return arithmetic / min(took[1:])
+
+
+def run_seconds(recipe: Recipe, dataset: Dataset) -> float:
+    """About how long a run of the recipe takes on a CPU."""
+    images = len(trained_on(recipe, dataset))
+    model = build_model(recipe, dataset, torch.device("cpu"))
+    steps = recipe.epochs * (images // recipe.batch_size)
+    return training_seconds(model, to_float(dataset.train.images[:1]), recipe.epochs * images, steps)
 
 
 def training_seconds(model: nn.Module, image: Tensor, images: int, steps: int) -> float:

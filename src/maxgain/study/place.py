@@ -42,9 +42,9 @@ class Place:
         """Beside runs whose scores are compared, a place for those that choose their numbers."""
         return replace(self, folder=self.folder / "tuning", has_test=False)
 
-    def of(self, recipe: Recipe, dataset: Dataset) -> Place:
+    def of(self, recipe: Recipe, fingerprint: str) -> Place:
         """The place of one of many runs here: another recipe, or other data, has another one."""
-        name = f"{run_name(recipe)}-{run_key(recipe, dataset.fingerprint)}"
+        name = f"{run_name(recipe)}-{run_key(recipe, fingerprint)}"
         return replace(self, folder=self.folder / "runs" / name)
 
     def load_data(self, recipe: Recipe, load: Callable[..., Dataset] = datasets.load) -> Dataset:

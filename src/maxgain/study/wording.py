@@ -1,5 +1,6 @@
 """What sentences to people have in common, whatever they are about."""
 
+import math
 import unicodedata
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -31,6 +32,14 @@ def is_text(name: str) -> bool:
 def counted(count: int, thing: str) -> str:
     """1 run, 2 runs, 1,797 images."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def signed(value: float, decimals: int = 2) -> str:
+    """+1.25 or -1.25; what rounds to nothing has no sign."""
+    if math.isinf(value):
+        return "+∞" if value > 0 else "-∞"
+    text = f"{value:+.{decimals}f}"
+    return text if float(text) else text[1:]
 
 
 def listed(names: Iterable[str]) -> str:

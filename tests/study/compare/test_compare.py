@@ -409,5 +409,5 @@ def test_a_comparison_that_is_stopped_and_killed_ends_like_one_that_is_not(tmp_p
 
 
 def iter_nothing(jobs: list[Job]) -> Iterator[tuple]:
-    assert not jobs, "this was trained already"
+    assert not list(jobs), "this was trained already"
     yield from ()

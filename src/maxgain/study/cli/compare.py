@@ -27,7 +27,8 @@ from ..recipes import Recipe, recipe_named
 from ..regularisers import parse, settled, spelt, with_gamma
 from ..runs import Place
 from ..tables import Column, Table
-from ..wording import counted
+from ..wording import counted, signed
+from .patience import warn_of_many
 from .terminal import Common, DataFolder, Screen, typed
 
 COMPARISON = "comparison.json"
@@ -219,14 +220,24 @@ def _perform(title: str, jobs: Sequence[Job], place: Place, processes: int, scre
     missing = work.missing(jobs, known)
     recorded = len(jobs) - len(missing)
     screen.show(f"{title}: {counted(len(jobs), 'run')}, {recorded} of them recorded already → {place.folder}")
+    warn_of_many(screen, jobs[0].recipe, len(missing), processes, place)
     with screen.progress() as progress:
-        task = progress.add_task(title, total=len(jobs), completed=recorded, status="")
+        runs = progress.many(title, len(jobs), recorded)
+
+        def on_start(job: Job) -> None:
+            runs.began(_called(job), place.of(job.recipe, job.fingerprint).folder, job.recipe.epochs)
 
         def on_done(job: Job, record: Record) -> None:
-            failed = " failed" if record["status"] == "failed" else ""
-            progress.update(task, advance=1, status=f"{job.name}{failed}")
+            runs.ended(_called(job), failed=record["status"] == "failed")
 
-        work.perform_all(missing, place, processes, on_done)
+        work.perform_all(missing, place, processes, on_done, on_start)
+
+
+def _called(job: Job) -> str:
+    """What people call a run that they see running."""
+    recipe = job.recipe
+    fold = "" if recipe.fold is None else f", fold {recipe.fold}"
+    return f"{recipe.regulariser}{fold}, seed {recipe.seed}"
 
 
 def show(comparison: Comparison, screen: Screen) -> None:
@@ -302,8 +313,8 @@ def _difference(difference: Difference | None) -> tuple[str | None, str | None, 
         return None, None, None
     interval = difference.simultaneous_interval
     return (
-        f"{100 * difference.mean:+.2f}",
-        None if interval is None else f"{100 * interval[0]:+.2f} to {100 * interval[1]:+.2f}",
+        signed(100 * difference.mean),
+        None if interval is None else f"{signed(100 * interval[0])} to {signed(100 * interval[1])}",
         sentences.p_value(difference.adjusted_p),
     )
 
@@ -312,4 +323,4 @@ def _effect(difference: Difference | None) -> tuple[str | None, str | None]:
     if difference is None or difference.effect_size is None or difference.effect_interval is None:
         return None, None
     low, high = difference.effect_interval
-    return f"{difference.effect_size:+.2f}", f"{low:+.2f} to {high:+.2f}"
+    return signed(difference.effect_size), f"{signed(low)} to {signed(high)}"

@@ -66,21 +66,26 @@ class ManyRuns:
 
     def __init__(self, bars: Bars, title: str, total: int, done: int) -> None:
         self._bars = bars
-        self._done = done
+        self._done, self._failed = done, 0
         self._running: dict[str, _Running] = {}
-        self._task = bars.add_task(title, total=total, completed=done, status="")
+        self._task = bars.add_task(title, total=total, completed=done, status="runs")
 
     def began(self, name: str, folder: Path, epochs: int) -> None:
         """A run is under way, in this folder."""
         task = self._bars.add_task(f"  {name}", total=epochs, status="epochs")
         self._running[name] = _Running(task, folder / "metrics.jsonl", epochs)
 
-    def ended(self, name: str, status: str = "") -> None:
+    def ended(self, name: str, *, failed: bool = False) -> None:
         """A run is over."""
         if name in self._running:
             self._bars.remove_task(self._running.pop(name).task)
-        self._done += 1
-        self._bars.update(self._task, completed=self._done, status=status)
+        self._failed += failed
+        self.stands_at(self._done + 1, f"runs, {self._failed} failed" if self._failed else "runs")
+
+    def stands_at(self, done: int, status: str) -> None:
+        """So many are over, and that is how it looks."""
+        self._done = done
+        self._bars.update(self._task, completed=done, status=status)
 
     def look(self) -> None:
         """Moves the bars to where the runs are."""

@@ -15,9 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from .. import codec
-from ..cost import LONG
 from ..tables import Table
-from ..wording import duration
 from .progress import Bars
 
 WIDTH_OF_A_FILE = 160
@@ -56,15 +54,6 @@ class Screen:
             text = wrapped(what, self.console.width) if self.console.is_terminal else what
             self.console.print(text, highlight=False, soft_wrap=True)
 
-    def warn_of_wait(self, seconds: float) -> None:
-        """Says that a CPU will need hours, where it will, and what would be quick."""
-        if seconds > LONG:
-            self.show(
-                f"note: this takes {duration(seconds)} on this CPU. A GPU (--device cuda) needs a small part of that; "
-                f"quick on a CPU are '{typed('train', 'digits', '--regulariser', 'maxgain')}', and here --network mlp "
-                "with a few --epochs."
-            )
-
     def end(self, files: Sequence[Path] = (), steps: Mapping[str, str] | None = None) -> None:
         """Says which files were written and what to type next, each command with what it is for."""
         if files:
@@ -72,8 +61,8 @@ class Screen:
         width = max(map(len, steps or ()), default=0)
         for command, purpose in (steps or {}).items():
             # One line, so that it can be copied; where that is too long, the command has a line of its own.
-            gap = " " * (width - len(command)) if 6 + width + len(purpose) < self.console.width else "\n      "
-            self.show(f"next: {command}{gap}  # {purpose}")
+            fits = len(f"next: {' ' * width}  # {purpose}") <= self.console.width
+            self.show(f"next: {command:<{width}}  # {purpose}" if fits else f"next: {command}\n      # {purpose}")
 
     def finish(self, result: Any) -> None:
         """Prints the result for machines, if that is what was asked for."""

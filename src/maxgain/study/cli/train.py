@@ -15,8 +15,6 @@ from rich.progress import Progress
 from maxgain.errors import MissingExtraError, RunError
 
 from ..capture import Speed
-from ..cost import training_seconds
-from ..evaluate import to_float
 from ..recipes import Recipe, run_name
 from ..regularisers import spelt, with_gamma
 from ..run_files import CONFIG, FILES, read_begun
@@ -25,6 +23,7 @@ from ..schema import Metrics, Result, score
 from ..tables import Column, Table
 from ..train import Training
 from ..wording import counted
+from .patience import warn_of_one
 from .terminal import Common, DataFolder, Screen, typed
 
 EXAMPLES = {
@@ -67,7 +66,7 @@ def run(options: Options, screen: Screen) -> Result:
     out = options.out or Path("runs") / run_name(recipe)
     screen.show(f"{recipe.name}: {recipe.network}, {spelt(recipe.chosen)}, {counted(recipe.epochs, 'epoch')} → {out}")
     with screen.progress() as progress, _board(out, options.tensorboard) as board:
-        watcher = together(_resumption(options, screen), _patience(screen), progress_watcher(progress, recipe), board)
+        watcher = together(_resumption(options, screen), warn_of_one(screen), progress_watcher(progress, recipe), board)
         speed = Speed(options.graph, options.compile)
         place = Place(out, options.data, options.device, options.checkpoint_seconds, speed)
         result = perform(recipe, place, resume=options.resume, watcher=watcher)
@@ -75,8 +74,14 @@ def run(options: Options, screen: Screen) -> Result:
         screen.show(f"note: {result['note']}")
     screen.show(scores_table(result))
     names = [name for name in FILES if (out / name).exists()]
-    steps = {typed("gains", out): "each layer's gains, drawn", typed("inspect", out): "gains beside operator norms"}
-    screen.end([out / name for name in names], steps)
+    screen.end(
+        [out / name for name in names],
+        {
+            typed("gains", out): "each layer's gains, drawn",
+            typed("inspect", out): "gains beside operator norms",
+            typed("report", out, "--out", out / "report.html"): "a page of the run",
+        },
+    )
     return result
 
 
@@ -183,21 +188,6 @@ def _resumption(options: Options, screen: Screen) -> Watcher:
             screen.show(f"going on after {training.epoch} of {training.recipe.epochs} epochs")
         elif options.resume:
             screen.show("there is no checkpoint yet: starting from the beginning")
-
-    return Watcher(started=started)
-
-
-def _patience(screen: Screen) -> Watcher:
-    """Says before the first step where it would take hours."""
-
-    def started(training: Training) -> None:
-        if training.device.type != "cpu":
-            return
-        images = training.steps_per_epoch * training.batch_size
-        epochs = training.recipe.epochs - training.epoch
-        example = to_float(training.images[:1])
-        steps = epochs * training.steps_per_epoch
-        screen.warn_of_wait(training_seconds(training.model, example, epochs * images, steps))
 
     return Watcher(started=started)
 

@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import tyro
-from rich.progress import Progress
 
 from maxgain.errors import RecipeError, RunError
 
 from ..compare import tune
 from ..compare.tuning_rule import RULE, Grid, Point, Trial, best, dimensions, refuse_unused, worth
-from ..compare.workers import runs_at_once
+from ..compare.workers import data_for, runs_at_once
 from ..files import write_json
 from ..recipes import Recipe, to_json
 from ..regularisers import with_gamma
 from ..report import figures
 from ..tables import Column, Table
 from ..wording import counted
+from .patience import warn_of_many
+from .progress import Bars
 from .terminal import Common, DataFolder, Screen, typed
 
 EXAMPLES = {
@@ -71,8 +72,9 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     search = _search(options)
     processes = runs_at_once(options.jobs, options.per_gpu, options.device)
     screen.show(f"{search.recipe.name}, {search.recipe.regulariser}: {counted(search.size, 'point')} → {search.folder}")
+    warn_of_many(screen, search.recipe, search.size, processes, search.place)
     with screen.progress() as progress:
-        curve = tune.run(search, processes, _teller(progress, search.size))
+        curve = _watched(search, processes, progress)
     chosen = best(curve)
     write_json(search.folder / tune.CURVE, curve)
     screen.show(_table(curve, search, chosen))
@@ -113,15 +115,19 @@ def _search(options: Options) -> tune.Search:
     )
 
 
-def _teller(progress: Progress, size: int) -> Any:
-    task = progress.add_task("tuning", total=size, status="")
+def _watched(search: tune.Search, processes: int, progress: Bars) -> list[Trial]:
+    """The curve of the search; what is best so far stands beside its bar."""
+    runs, place = progress.many("tuning", search.size, 0), search.place
 
     def on_change(curve: list[Trial]) -> None:
         leader = best(curve)
         status = f"best so far {_spelt(leader['values'])}: {leader['validation_accuracy']:.2%}" if leader else ""
-        progress.update(task, completed=len(curve), status=status)
+        runs.stands_at(len(curve), status)
 
-    return on_change
+    def on_start(recipe: Recipe) -> None:
+        runs.began(recipe.regulariser, place.of(recipe, data_for(recipe, place).fingerprint).folder, recipe.epochs)
+
+    return tune.run(search, processes, on_change, on_start, lambda recipe: runs.ended(recipe.regulariser))
 
 
 def _tuned(search: tune.Search, curve: list[Trial], chosen: Trial) -> dict[str, Any]:

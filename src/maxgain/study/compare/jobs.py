@@ -24,7 +24,7 @@ from . import records, tuning_rule
 from .question import Over, Planned
 from .records import Record, Records
 from .tuning_rule import Grid, Point, Trial
-from .workers import CHECKPOINT_SECONDS, data_for, fingerprints, side_by_side
+from .workers import CHECKPOINT_SECONDS, data_for, fingerprints, side_by_side, tell_of_each
 
 SEEDS_APART = 1000
 """Between the seeds of a fold, so that no two folds (up to this many) share one."""
@@ -158,10 +158,17 @@ def missing(jobs: Sequence[Job], known: Records) -> list[Job]:
     return list({job.key: job for job in wanted}.values())
 
 
-def perform_all(jobs: Sequence[Job], place: Place, at_once: int, on_done: Callable[[Job, Record], None]) -> None:
+def perform_all(
+    jobs: Sequence[Job],
+    place: Place,
+    at_once: int,
+    on_done: Callable[[Job, Record], None],
+    on_start: Callable[[Job], None] = lambda job: None,
+) -> None:
     """Run this many of the jobs at once, and record each as soon as it is done."""
     work = partial(run_recorded, place=place)
-    with closing(side_by_side(work, jobs, min(at_once, len(jobs)), place.device)) as outcomes:
+    upcoming = tell_of_each(jobs, on_start)
+    with closing(side_by_side(work, upcoming, min(at_once, len(jobs)), place.device)) as outcomes:
         for job, record in outcomes:
             on_done(job, record)
 
@@ -188,7 +195,7 @@ def _tuned(job: Job, curve: list[Trial] | None) -> Job:
 def run_recorded(job: Job, place: Place) -> Record:
     """Run a job, from its checkpoint if it has one, and return the record that is written of it."""
     recipe, dataset = job.recipe, data_for(job.recipe, place)
-    own = place.of(recipe, dataset)
+    own = place.of(recipe, dataset.fingerprint)
     record: Record
     predicted = None
     try:

@@ -33,7 +33,7 @@ from ..run_files import CHECKPOINT, read_metrics
 from ..runs import Place, Watcher, perform
 from ..schema import score
 from .tuning_rule import Dimension, Point, Trial, points, rounded
-from .workers import CHECKPOINT_SECONDS, data_for, side_by_side
+from .workers import CHECKPOINT_SECONDS, data_for, side_by_side, tell_of_each
 
 JOURNAL, SEARCHER, CURVE, TUNED = "journal.log", "searcher.txt", "curve.json", "tuned.json"
 FILES = (JOURNAL, SEARCHER, CURVE, TUNED, "curve.png", "curve.svg", "runs")
@@ -72,6 +72,11 @@ class Search:
         return f"{self.recipe.name}-{self.recipe.regulariser}-{kind}-{tuned}-{key(self.recipe)}"
 
     @property
+    def place(self) -> Place:
+        """Where its runs are, none of which has a test part."""
+        return Place(self.folder, self.data, self.device, CHECKPOINT_SECONDS, has_test=False)
+
+    @property
     def size(self) -> int:
         """How many points there will be."""
         return len(points(self.space)) if self.trials is None else self.trials
@@ -81,17 +86,24 @@ class Search:
         return replace(self.recipe, regulariser=filled(self.recipe.regulariser, point))
 
 
-def run(search: Search, processes: int, on_change: Callable[[list[Trial]], None] = lambda curve: None) -> list[Trial]:
+def run(
+    search: Search,
+    processes: int,
+    on_change: Callable[[list[Trial]], None] = lambda curve: None,
+    on_start: Callable[[Recipe], None] = lambda recipe: None,
+    on_done: Callable[[Recipe], None] = lambda recipe: None,
+) -> list[Trial]:
     """Search to the end, from wherever the search stands, and return its curve, which `on_change` sees grow."""
     with alone_in(search.folder, *FILES):
         study, searcher = _study(search), _searcher(search.folder)
         _recover(study, search, searcher)
         on_change(curve(study))
-        trials = _proposals(study, search, searcher)
+        trials = tell_of_each(_proposals(study, search, searcher), lambda trial: on_start(_recipe(trial, search)))
         work = partial(_perform, search=search)
         with closing(side_by_side(work, trials, min(processes, search.size), search.device)) as outcomes:
             for trial, outcome in outcomes:
                 _tell(study, trial, outcome)
+                on_done(_recipe(trial, search))
                 on_change(curve(study))
         return curve(study)
 
@@ -207,12 +219,15 @@ def _proposals(study: optuna.Study, search: Search, searcher: str) -> Iterator[o
         yield trial
 
 
+def _recipe(trial: optuna.Trial, search: Search) -> Recipe:
+    return search.recipe_at(trial.user_attrs["point"])
+
+
 def _perform(trial: optuna.Trial, search: Search) -> Trial:
     """What a trial comes to. Its folder belongs to its point, so a trial that takes up a point goes on with its run."""
-    recipe = search.recipe_at(trial.user_attrs["point"])
-    place = Place(search.folder, search.data, search.device, CHECKPOINT_SECONDS, has_test=False)
-    dataset = data_for(recipe, place)
-    place = place.of(recipe, dataset)
+    recipe = _recipe(trial, search)
+    dataset = data_for(recipe, search.place)
+    place = search.place.of(recipe, dataset.fingerprint)
     reported = set()
 
     def report(_: object = None) -> None:

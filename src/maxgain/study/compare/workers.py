@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -86,6 +86,13 @@ def side_by_side(
 ) -> Generator[tuple[Job, Outcome], None, None]:
     """Works on this many jobs at once: in processes on a CPU, in threads of this process on a GPU."""
     return (in_threads if chosen_device(device).type == "cuda" else in_processes)(work, jobs, max(1, count))
+
+
+def tell_of_each(jobs: Iterable[Job], on_start: Callable[[Job], None]) -> Iterator[Job]:
+    """The jobs, each announced as it is taken, which is when a worker is free for it."""
+    for job in jobs:
+        on_start(job)
+        yield job
 
 
 def runs_at_once(jobs: int | None, per_gpu: int | None, device: str) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -27,14 +26,13 @@ from ..compare.sentences import p_value
 from ..files import marked, write_text
 from ..schema import score
 from ..tables import uniform
-from ..wording import counted, listed
+from ..wording import counted, listed, signed
 from . import drawing, sources
 from .comparisons import comparisons
 from .gain_data import gain_data
 from .sections import comparison_section, run_section, tuning_section
 from .tunings import Tuning
 
-MINUS = "−"
 LONGEST_HEADLINE = 150
 """Letters; a longer outcome stands under the headline."""
 
@@ -75,7 +73,7 @@ def build_page(
     gains = gain_data(_by_row(compared))
     script = _resource("report.js")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {show.__name__: show for show in (percent, signed, p_value, breakable, counted)}
+    environment.filters |= {show.__name__: show for show in (percent, points, number, p_value, breakable, counted)}
     return environment.from_string(_resource("report.html")).render(
         style=Markup(_resource("report.css")),
         script=Markup(script),
@@ -205,12 +203,14 @@ def percent(fraction: float | None) -> str:
     return "–" if fraction is None else f"{100 * fraction:.2f}"
 
 
-def signed(value: float, scale: float = 100, decimals: int = 2) -> str:
-    """A difference with its sign, a real minus if need be; nothing has no sign."""
-    if math.isinf(value):
-        return "∞" if value > 0 else f"{MINUS}∞"
-    text = f"{scale * value:+.{decimals}f}".replace("-", MINUS)
-    return text if text.strip("+0.−") else text[1:]
+def points(fraction: float) -> str:
+    """A difference of accuracies in percentage points, with its sign and a real minus."""
+    return number(100 * fraction)
+
+
+def number(value: float) -> str:
+    """A number with its sign and a real minus."""
+    return signed(value).replace("-", "−")
 
 
 def breakable(name: str) -> Markup:
