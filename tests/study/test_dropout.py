@@ -80,12 +80,46 @@ def test_concrete_noise_has_the_moments_of_its_relaxation(rate):
     assert dropped == pytest.approx(rate, abs=5 * math.sqrt(rate * (1 - rate) / SAMPLES))
 
 
-@every_noise
-def test_noise_is_drawn_anew_for_each_element_of_an_image(noise):
+def test_fixed_noise_is_drawn_anew_for_each_element_of_an_image():
     torch.manual_seed(0)
-    image = noise(0.5)(torch.ones(2, 3, 8, 8)).detach()
+    image = GaussianDropout(0.5)(torch.ones(2, 3, 8, 8)).detach()
     assert image.shape == (2, 3, 8, 8)
     assert len(image.flatten().unique()) > 0.5 * image.numel()
+
+
+@every_learned_noise
+@pytest.mark.parametrize("size", [(), (7,), (6, 7), (5, 6, 7)], ids=["dense", "1d", "2d", "3d"])
+def test_learned_noise_has_one_factor_per_input_that_the_divergence_counts(noise, size):
+    torch.manual_seed(0)
+    module, x = noise(0.5), torch.randn(40, 30, *size)
+    drawn = (module(x) / x).detach().reshape(40, 30, -1)
+    torch.testing.assert_close(drawn, drawn[:, :, :1].expand_as(drawn), rtol=1e-4, atol=1e-6)
+    factors = drawn[:, :, 0]
+    assert abs(np.corrcoef(factors.numpy())[np.triu_indices(40, 1)].mean()) < 0.05, "instances share their noise"
+    assert abs(np.corrcoef(factors.numpy().T)[np.triu_indices(30, 1)].mean()) < 0.05, "channels share their noise"
+    # As many independent factors as the divergence has terms.
+    layer = {0: nn.Linear(30, 2), 1: nn.Conv1d(30, 2, 3), 2: nn.Conv2d(30, 2, 3), 3: nn.Conv3d(30, 2, 3)}[len(size)]
+    nn.init.zeros_(layer.weight)
+    assert module.kl(layer).item() == pytest.approx(30 * module.kl(one_input(layer)).item(), rel=1e-5)
+
+
+def one_input(layer):
+    """A layer of the same kind with a single input, and no weight that could count."""
+    single = type(layer)(1, 2, *([3] if hasattr(layer, "kernel_size") else []))
+    nn.init.zeros_(single.weight)
+    return single
+
+
+@every_learned_noise
+def test_noise_before_a_convolution_is_noise_on_its_weights(noise):
+    torch.manual_seed(0)
+    module, layer, x = noise(0.5), nn.Conv2d(3, 4, 3), torch.randn(2, 3, 8, 8)
+    noisy = module(x)
+    factors = (noisy / x)[:, :, 0, 0].detach()
+    for instance in range(2):
+        weight = layer.weight * factors[instance][None, :, None, None]
+        expected = nn.functional.conv2d(x[instance : instance + 1], weight, layer.bias)
+        torch.testing.assert_close(layer(noisy[instance : instance + 1]), expected, rtol=1e-4, atol=1e-5)
 
 
 @every_noise

@@ -22,7 +22,7 @@ from maxgain.study.regularisers import REGULARISERS
 from maxgain.study.train import Training
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="torch was built without gloo")
-COMBINED = ["maxgain=1+batchnorm+dropout", "gradpenalty+batchnorm", "batchnorm+gaussiandropout"]
+COMBINED = ["maxgain=1+batchnorm+dropout", "gradpenalty+dropout", "batchnorm+gaussiandropout"]
 NAMES = [*REGULARISERS, *COMBINED]
 STEPS, BATCH = 3, 14  # a batch that four ranks cannot share evenly
 

@@ -185,6 +185,7 @@ def test_combinations_that_make_sense_train(combination, digits):
         ("dropout+gaussiandropout", "choose one"),
         ("weightnorm+spectralnorm", "choose one"),
         ("maxgain+spectralnorm", "scales weights in place"),
+        ("gradpenalty+batchnorm", "gradpenalty is about the slope at each image by itself, and batchnorm lets"),
         ("maxgian", "did you mean 'maxgain'"),
         ("", "there is no regulariser ''"),
     ],

@@ -3,6 +3,9 @@
 Each is a layer made from the dropout rate of its place, as ``torch.nn.Dropout`` is, and does nothing when the
 network is evaluated. Variational and concrete dropout learn their rate from there. What keeps it from shrinking
 to nothing is a Kullback-Leibler divergence that belongs in the loss: ``noise_penalty`` sums it over a network.
+
+Learned noise is noise on the weights: an input of a layer has one factor per instance, which all of its weights share.
+A convolution reads a channel at many positions with the same weights, so a channel has one factor for all positions.
 """
 
 import math
@@ -25,19 +28,24 @@ LARGEST_START = 0.95
 """Where variational dropout starts from rates whose alpha is 1 or more, the bound that alpha stays under."""
 
 
-def gaussian_noise(x: Tensor, variance: float | Tensor) -> Tensor:
-    """x·ξ with ξ ~ N(1, variance) drawn for each element."""
-    return torch.addcmul(x, x, torch.randn_like(x) * variance**0.5)
+def per_channel(x: Tensor) -> Tensor:
+    """One element per instance and channel of x, whose further dimensions are positions: what a draw is made for."""
+    return x[(slice(None), slice(None), *(slice(1) for _ in x.shape[2:]))] if x.dim() > 2 else x
 
 
-def concrete_noise(x: Tensor, logit: Tensor) -> Tensor:
-    """x·(1 - z) / (1 - p), where p = σ(logit) and z ≈ 1 with probability p is drawn for each element.
+def gaussian_noise(x: Tensor, variance: float | Tensor, drawn: Tensor) -> Tensor:
+    """x·ξ with ξ ~ N(1, variance), one for each element of ``drawn``, whose shape x has or can be stretched from."""
+    return torch.addcmul(x, x, torch.randn_like(drawn) * variance**0.5)
+
+
+def concrete_noise(x: Tensor, logit: Tensor, drawn: Tensor) -> Tensor:
+    """x·(1 - z) / (1 - p), where p = σ(logit) and z ≈ 1 with probability p, one for each element of ``drawn``.
 
     z = σ((logit + log u - log(1 - u)) / t) with u ~ U(0, 1) and a small temperature t: nearly a Bernoulli
     variable, but one through which the gradient of p flows.
     """
     # In half precision u has too few values near 0 and 1 for a small p to be drawn with the right frequency.
-    uniform = torch.rand_like(x, dtype=torch.float32)
+    uniform = torch.rand_like(drawn, dtype=torch.float32)
     keep = torch.sigmoid(-(logit + uniform.logit()) / TEMPERATURE)
     return x * (keep / torch.sigmoid(-logit)).to(x.dtype)
 
@@ -66,7 +74,7 @@ class GaussianDropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiplies x by noise in training and passes it on as it is otherwise."""
-        return gaussian_noise(x, self.variance) if self.training else x
+        return gaussian_noise(x, self.variance, x) if self.training else x
 
     def extra_repr(self) -> str:
         """What a printed network shows of it."""
@@ -94,10 +102,10 @@ class LearnedNoise(nn.Module, ABC):
 
 
 class VariationalDropout(LearnedNoise):
-    """Gaussian dropout with a learned variance: multiplies each activation by noise from N(1, α), 0 < α < 1.
+    """Gaussian dropout with a learned variance: multiplies each input of a layer by noise from N(1, α), 0 < α < 1.
 
-    Noise s_i on input i of a layer makes its weights s_i·θ_i (the paper's type B, with one α per place); with a
-    log-uniform prior on each s_i, ``kl`` is the number of inputs times a cubic in α. α starts at
+    Noise s_i on input (or channel) i of a layer makes its weights s_i·θ_i (the paper's type B, with one α per place);
+    with a log-uniform prior on each s_i, ``kl`` is the number of inputs times a cubic in α. α starts at
     rate / (1 - rate). Kingma, Salimans and Welling: Variational dropout and the local reparameterization trick.
     NIPS 2015, where α is bounded by 1 too: the cubic holds no further.
     """
@@ -107,7 +115,7 @@ class VariationalDropout(LearnedNoise):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiplies x by noise in training and passes it on as it is otherwise."""
-        return gaussian_noise(x, self.strength) if self.training else x
+        return gaussian_noise(x, self.strength, per_channel(x)) if self.training else x
 
     def kl(self, layer: Fed) -> Tensor:
         """One divergence from the log-uniform prior for each input (channel) of the layer."""
@@ -117,7 +125,8 @@ class VariationalDropout(LearnedNoise):
 class ConcreteDropout(LearnedNoise):
     """Dropout whose rate p is learned by gradient descent through a concrete relaxation of the Bernoulli mask.
 
-    ``kl`` of a layer with K inputs and weights W is ½·l²·‖W‖² / (1 - p) - K·H(p), where H is the entropy of the
+    Before a convolution it is the authors' spatial variant: a mask is of whole channels. ``kl`` of a layer with K
+    inputs (or channels) and weights W is ½·l²·‖W‖² / (1 - p) - K·H(p), where H is the entropy of the
     mask and N(0, 1/l²) the prior of a weight: large weights ask for little noise, many inputs for much. p starts
     at rate. Gal, Hron and Kendall: Concrete dropout. NIPS 2017. Evaluation uses the mean network, as for dropout.
     """
@@ -128,7 +137,7 @@ class ConcreteDropout(LearnedNoise):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiplies x by noise in training and passes it on as it is otherwise."""
-        return concrete_noise(x, self.logit[0]) if self.training else x
+        return concrete_noise(x, self.logit[0], per_channel(x)) if self.training else x
 
     def kl(self, layer: Fed) -> Tensor:
         """The weight term less the entropy of the masks."""

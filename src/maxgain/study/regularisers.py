@@ -252,7 +252,8 @@ REGULARISERS: dict[str, Regulariser] = {
             needs_input_gradient=True,
             about="""Adds ``weight`` times the mean of (‖∇_x f(x)‖₂ − 1)² to the loss: a soft pull of the slope at the
             data towards 1. Here f is the logit of an image's own class and x the training images, where the paper
-            has a critic and points between real and generated images.
+            has a critic and points between real and generated images. As there, it is not for networks with batch
+            norm, in which an output depends on all images of the batch.
             Gulrajani, Ahmed, Arjovsky, Dumoulin, Courville: Improved training of Wasserstein GANs. NIPS 2017.""",
         ),
         Regulariser(
@@ -371,6 +372,13 @@ def refuse_nonsense(chosen: tuple[Chosen, ...]) -> None:
     noisy = [choice.row.name for choice in chosen if choice.row.noise]
     if len(noisy) > 1:
         raise RegulariserError(f"{' and '.join(noisy)} would put noise in the same places: choose one.")
+    sloped = [choice.row.name for choice in chosen if choice.row.needs_input_gradient]
+    standardised = [choice.row.name for choice in chosen if choice.row.batchnorm]
+    if sloped and standardised:
+        raise RegulariserError(
+            f"{sloped[0]} is about the slope at each image by itself, and {standardised[0]} lets all images of a batch "
+            "have a part in it: leave one of them out."
+        )
     prepared = [choice.row.name for choice in chosen if choice.row.prepare]
     constrained = [choice.row.name for choice in chosen if choice.row.constrain]
     if len(prepared) > 1:
