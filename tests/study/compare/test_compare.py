@@ -265,6 +265,7 @@ def test_promise_19_two_comparisons_in_one_folder_are_both_on_the_page_as_the_te
     ):
         assert main([*command, *asked]) == 0
         told.append(json.loads(capsys.readouterr().out))
+        assert all(contrast["bootstrap"]["images"] == 108 for contrast in told[-1]["contrasts"])
     shown = comparisons(records.read(tmp_path / "results"), questions_in(tmp_path)[0])
     assert [json.loads(json.dumps(to_json(comparison))) for comparison in shown.values()] == told[::-1]
     page.write(tmp_path, tmp_path / "report.html")

@@ -6,6 +6,7 @@ import pytest
 
 from maxgain.errors import FileError, RecipeError
 from maxgain.study.compare.question import FILE, Planned, Question, against, contrasts, remember, remembered
+from maxgain.study.locks import alone_in
 
 ROWS = ("none", "maxgain", "dropout", "maxgain+dropout", "dropout+maxgain=3", "batchnorm")
 
@@ -77,8 +78,9 @@ def test_a_question_is_read_as_it_was_written(tmp_path):
 
 def test_a_question_that_is_asked_again_becomes_the_newest(tmp_path):
     first, second = question(), question(rope=None)
-    for asked in (first, second, first):
-        remember(tmp_path, asked)
+    with alone_in(tmp_path):
+        for asked in (first, second, first):
+            remember(tmp_path, asked)
     assert remembered(tmp_path) == [second, first]
 
 

@@ -16,6 +16,7 @@ from ..compare import jobs as work
 from ..compare import records, sentences, tuning_rule
 from ..compare.comparison import Comparison, compare
 from ..compare.jobs import Job, Pairing
+from ..compare.question import FILE as ASKED
 from ..compare.question import Question, against, contrasts, remember
 from ..compare.records import Record
 from ..compare.statistics import Difference, Summary
@@ -140,7 +141,7 @@ def compared(options: Options, screen: Screen) -> tuple[Comparison, Place]:
     tuning_rule.refuse_unused(grids, names)
     jobs = work.plan(recipe, names, pairing)
     tuning = work.plan_tuning(jobs, grids, options.budget or tuning_rule.BUDGET) if options.tuned else []
-    with alone_in(place.folder, COMPARISON):
+    with alone_in(place.folder, COMPARISON, ASKED):
         jobs, tuning = work.identified(jobs, place), work.identified(tuning, place.for_tuning)
         validation_images = None
         if tuning:
