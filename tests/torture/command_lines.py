@@ -1,8 +1,11 @@
 """Command lines that somebody might type, or a script might build, and that have something wrong with them."""
 
+import importlib
 import random
 from collections.abc import Iterator
 from pathlib import Path
+
+from maxgain.study.cli import flags
 
 NUMBERS = (
     *("-1", "0", "1", "-0", "1.5", "nan", "-nan", "inf", "-inf", "1e999", "1e-999", "1e308", "-1e308", "5e-324"),
@@ -99,27 +102,18 @@ MODELS = (
     *("torture.models:not_a_number", "torture.models:greedy", "torture.models:needs_arguments", "torture.models:odd"),
 )
 
-# What a command needs to be right, and what may follow each of its flags.
-RECIPE_FLAGS = {
-    "dataset": TEXTS,
-    "network": TEXTS,
-    "optimiser": TEXTS,
-    "learning-rate": NUMBERS,
-    "epochs": NUMBERS,
-    "batch-size": NUMBERS,
-    "milestones": NUMBERS,
-    "decay": NUMBERS,
-    "weight-decay": NUMBERS,
-    "train-on": TEXTS,
-    "gamma": NUMBERS,
-    "p": NUMBERS,
-    "measure": TEXTS,
-    "seed": NUMBERS,
-    "fold": NUMBERS,
-    "cross-validation": NUMBERS,
-    "image-size": NUMBERS,
-    "device": TEXTS,
+# What may follow a flag; after any other, numbers and texts of all kinds do.
+VALUES = {
+    "regulariser": REGULARISERS,
+    "regularisers": REGULARISERS,
+    "baseline": REGULARISERS,
+    "contrasts": (*REGULARISERS, "matched", "maxgain:none", "none:none", "a:b:c", ":", "maxgain:"),
+    "grid": GRIDS,
+    "model": MODELS,
+    "input": SHAPES,
 }
+PATHS = ("data", "out", "results", "work")
+"""The flags that name files and folders: after them follows nothing outside of the test's own folder."""
 FAST = ["digits", "--network", "mlp", "--fold", "0", "--epochs", "1"]
 
 
@@ -133,55 +127,47 @@ def paths(place: Path) -> tuple[str, ...]:
     )
 
 
-def commands(place: Path) -> dict[str, tuple[list[str], dict[str, tuple[str, ...]]]]:
-    """By name: a command line that works, in a hurry, and the bad values of its flags."""
-    somewhere = paths(place)
-    files = {"data": somewhere, "out": somewhere}
-    trained = RECIPE_FLAGS | files | {"regulariser": REGULARISERS}
-    return {
-        "train": (["train", *FAST], trained | {"checkpoint-seconds": NUMBERS}),
-        "tune": (
-            ["tune", *FAST, "--regulariser", "maxgain", "--grid", "gamma=1:2:1", "--jobs", "1"],
-            trained | {"grid": GRIDS, "trials": NUMBERS, "jobs": NUMBERS, "storage": TEXTS},
-        ),
-        "compare": (
-            ["compare", *FAST[:3], "--epochs", "1", "--regularisers", "none", "maxgain", "--folds", "2", "--jobs", "1"],
-            RECIPE_FLAGS
-            | files
-            | {"regularisers": REGULARISERS, "baseline": REGULARISERS, "folds": NUMBERS, "seeds": NUMBERS}
-            | {"grid": GRIDS, "jobs": NUMBERS},
-        ),
-        "gains": (["gains", str(place / "run")], {"data": somewhere, "device": TEXTS}),
-        "inspect": (
-            ["inspect", "--model", "torture.models:small", "--input", "3x4x4"],
-            files | {"model": MODELS, "input": SHAPES, "exclude": TEXTS, "device": TEXTS},
-        ),
-        "report": (["report", str(place / "comparison")], {"out": somewhere, "baseline": REGULARISERS}),
-        "demo": (["demo"], {"jobs": NUMBERS, "device": TEXTS, "out": somewhere}),
-        "data": (["data", "check", "cifar10"], {"data": somewhere}),
-        "data list": (["data", "list"], {"data": somewhere}),
-        "data build-sins10": (
-            ["data", "build-sins10", str(place), str(place / "file")],
-            {"data": somewhere, "per-class": NUMBERS, "seed": NUMBERS},
-        ),
-    }
+def commands(place: Path) -> list[list[str]]:
+    """Command lines that work, in a hurry: at least one of every command."""
+    return [
+        ["train", *FAST],
+        ["tune", *FAST, "--regulariser", "maxgain", "--grid", "gamma=1:2:1", "--jobs", "1"],
+        ["compare", *FAST[:3], "--epochs", "1", "--regularisers", "none", "maxgain", "--folds", "2", "--jobs", "1"],
+        ["gains", str(place / "run")],
+        ["inspect", "--model", "torture.models:small", "--input", "3x4x4"],
+        ["inspect", str(place / "run")],
+        ["report", str(place / "comparison")],
+        ["demo"],
+        ["list", "maxgain"],
+        ["reproduce", "cifar10", "--dry-run"],
+        ["data", "check", "cifar10"],
+        ["data", "list"],
+        ["data", "fetch", "svhn"],
+        ["data", "build-sins10", str(place), str(place / "file")],
+    ]
+
+
+def flags_of(command: str) -> list[str]:
+    """The flags that a command takes a value after, those that it is going to get one day included."""
+    options = importlib.import_module(f"maxgain.study.cli.{command}").Options
+    return [name for name in flags.names(options) if name not in ("help", "json") and not name.startswith("no-")]
 
 
 def bad(place: Path, seed: int, count: int) -> Iterator[list[str]]:
     """Command lines with one to three things wrong with them; the same for the same seed."""
     chance = random.Random(seed)
     known = commands(place)
+    values = VALUES | dict.fromkeys(PATHS, paths(place))
     for number in range(count):
-        line, flags = known[list(known)[number % len(known)]]
-        words = list(line)
+        words = known[number % len(known)]
+        names = flags_of(words[0])
         for _ in range(chance.choice((1, 1, 1, 2, 3))):
-            words = _spoilt(words, flags, chance)
+            flag = chance.choice(names) if names else "nonsense"
+            words = _spoilt(words, flag, chance.choice(values.get(flag, NUMBERS + TEXTS)), chance)
         yield words
 
 
-def _spoilt(words: list[str], flags: dict[str, tuple[str, ...]], chance: random.Random) -> list[str]:
-    flag = chance.choice(list(flags))
-    value = chance.choice(flags[flag])
+def _spoilt(words: list[str], flag: str, value: str, chance: random.Random) -> list[str]:
     kind = chance.randrange(12)
     at = chance.randrange(1, len(words) + 1)
     if kind < 6:

@@ -28,7 +28,7 @@ def answer(order: dict[str, object], faults: ctypes.CDLL) -> dict[str, object]:
         code, said = 0, ""
         try:
             scenarios.SCENARIOS[str(order["scenario"])](Path(str(order["folder"])))
-        except MaxGainError as error:
+        except (MaxGainError, OSError) as error:  # which the command line answers in a sentence
             code, said = 2, str(error)
         except BaseException:
             code, said = 1, traceback.format_exc()

@@ -20,6 +20,9 @@ RECIPE = replace(
 )
 RUNS = [synthetic_run(name, fold=fold, epochs=2, layers=2) for name in ("none", "maxgain") for fold in range(2)]
 
+TIMES = ("seconds", "finished", "command", "sha256")
+"""What is about the moment, or follows from what is."""
+
 
 def every_epoch(folder: Path) -> None:
     """A run that saves after every epoch."""
@@ -69,5 +72,5 @@ def _timeless(path: Path) -> Any:
 
 def _without_time(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_time(item) for name, item in value.items() if name not in ("seconds", "command")}
+        return {name: _without_time(item) for name, item in value.items() if name not in TIMES}
     return value
