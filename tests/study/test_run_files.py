@@ -1,6 +1,7 @@
 """What a run's folder says of it, and that a run is never taken for one of another recipe or of other data."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -241,3 +242,36 @@ def test_a_run_of_a_search_is_taken_up_without_its_test_part(tmp_path: Path) -> 
         perform(RECIPE, place, watcher=Watcher(epoch_done=stop))
     assert main(["train", "--resume", str(place.folder)]) == 0
     assert read_result(place.folder)["test_accuracy"] is None
+
+
+def flipped(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place % len(content)] ^= 1 << place % 8
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("place", [9, 1000, -1])
+def test_weights_with_a_flipped_bit_are_named_and_not_used(finished: Path, tmp_path: Path, place: int) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    flipped(run / "model.safetensors", place)
+    with pytest.raises(RunError, match=r"model\.safetensors is damaged or of another run: its checksum is not"):
+        open_run(Place(run))
+
+
+@pytest.mark.parametrize("name", ["result.json", "config.json"])
+def test_a_result_or_a_config_with_a_changed_digit_is_named_and_not_used(
+    finished: Path, tmp_path: Path, name: str
+) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    text = (run / name).read_text()
+    (run / name).write_text(text.replace('"batch_size": 16', '"batch_size": 17'))
+    with pytest.raises(FileError, match=rf"{name} cannot be used: it is damaged: its checksum does not fit"):
+        open_run(Place(run))
+
+
+def test_a_result_of_another_run_is_not_taken_for_this_ones(finished: Path, tmp_path: Path, digits: Dataset) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    perform(replace(RECIPE, seed=7), Place(tmp_path / "other"), digits)
+    shutil.copy(tmp_path / "other" / "result.json", run / "result.json")
+    with pytest.raises(CheckpointError, match=r"result\.json is of another recipe: there seed is 7, here 0"):
+        open_run(Place(run))

@@ -72,7 +72,7 @@ def test_a_run_folder_holds_everything(tmp_path, digits) -> None:
     left = {".maxgain", "config.json", "metrics.jsonl", "model.safetensors", "predictions.npz", "result.json"}
     assert set(files) == left
     about = {"fingerprint": digits.fingerprint, "data": str(datasets.data_root().absolute()), "device": "cpu"}
-    assert strictly(files["config.json"].read_text()) == to_json(recipe) | about
+    assert strictly(files["config.json"].read_text()) == codec.sealed(to_json(recipe) | about)
     assert run_files.read_begun(tmp_path / "run") == Begun(recipe, **about)
     result = codec.revived(strictly(files["result.json"].read_text()))
     assert result == returned == run_files.read_result(tmp_path / "run")

@@ -9,20 +9,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
+import msgspec
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from maxgain.errors import CheckpointError
+from maxgain.errors import CheckpointError, FileError, MissingFileError
 
-from . import codec
+from . import codec, reading
 from .files import write_bytes
 from .recipes import from_json, to_json
 from .run_files import expect_same_data, expect_same_recipe
-from .schema import Metrics
+from .schema import Config, Metrics
 from .train import Training
 
 FORMAT = "2"
@@ -63,22 +64,37 @@ def load(path: Path, training: Training) -> list[Metrics]:
     return history
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+class _About(TypedDict):
+    """What a checkpoint holds beside its tensors."""
+
+    device: str
+    threads: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    recipe: Config
+    fingerprint: str
+    history: list[Any]
+    """Of `Metrics`, for which the checksum vouches."""
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], _About]:
     try:
+        reading.expect_regular(path)
         with safetensors.safe_open(path, framework="pt") as file:
             header = file.metadata()
             # Copies, because what is read here is the file itself, mapped, and the file is going to be replaced.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         written, about, digest = header["format"], header["about"], header["sha256"]
-    except FileNotFoundError as error:
+    except MissingFileError as error:
         raise CheckpointError(f"there is no checkpoint {path}: leave --resume out to start the run.") from error
-    except (safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+    except (FileError, safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise CheckpointError(f"{path} is damaged or no checkpoint; remove it to start the run anew.") from error
     if written != FORMAT:
         raise CheckpointError(f"{path} was written by another version of maxgain, in format {written}.")
     if digest != _digest(about, tensors):
         raise CheckpointError(f"{path} is damaged: its checksum does not fit; remove it to start the run anew.")
-    return tensors, codec.decode(about)
+    try:
+        return tensors, codec.decode(about, _About)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is no checkpoint of this version of maxgain: {error}.") from error
 
 
 def _digest(about: str, tensors: Mapping[str, Tensor]) -> str:

@@ -4,6 +4,7 @@ An infinite number is written as the text ``"inf"`` or ``"-inf"``, and exactly t
 NaN is written as null: there is no number.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from typing import Any
 from maxgain.errors import FileError
 
 from . import reading
+
+SEAL = "sha256"
 
 
 def plain(value: Any, where: str = "the value") -> Any:
@@ -49,6 +52,19 @@ def revived(value: Any) -> Any:
             return value
 
 
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content with a checksum of all of it, by which `expect_seal` knows whether a bit of it was flipped."""
+    unsealed = {name: value for name, value in content.items() if name != SEAL}
+    text = json.dumps(plain(unsealed), sort_keys=True, allow_nan=False)
+    return {**unsealed, SEAL: hashlib.sha256(text.encode()).hexdigest()}
+
+
+def expect_seal(content: Mapping[str, Any]) -> None:
+    """`ValueError` if the content is not what was sealed; what was never sealed is taken as it is."""
+    if SEAL in content and content[SEAL] != sealed(content)[SEAL]:
+        raise ValueError("it is damaged: its checksum does not fit")
+
+
 def encode(value: Any, *, indent: int | None = None) -> str:
     """A value as strict JSON, on one line unless it is indented for people."""
     return json.dumps(plain(value), indent=indent, ensure_ascii=indent is None, allow_nan=False)
@@ -62,8 +78,11 @@ def decode(text: str | bytes, schema: Any = object) -> Any:
 
 
 def read(path: Path, schema: Any = object) -> Any:
-    """The value in a file; `FileError` says in a sentence what is wrong with it."""
+    """The value in a file; `FileError` says in a sentence what is wrong with it, a broken seal included."""
     try:
-        return decode(reading.read_bytes(path), schema)
+        value = decode(reading.read_bytes(path), schema)
+        if isinstance(value, dict):
+            expect_seal(value)
+        return value
     except ValueError as error:
         raise FileError(f"{path} cannot be used: {error}.") from error

@@ -12,7 +12,7 @@ import tyro
 
 from maxgain.errors import RecipeError
 
-from . import codec
+from . import codec, reading
 from .limits import expect_count
 from .regularisers import REGULARISERS, Chosen, numbers, parse, settled, spelt
 from .wording import unknown
@@ -151,10 +151,9 @@ def from_json(content: dict[str, Any]) -> Recipe:
     optional = {field.name for field in fields(Recipe) if field.default is None}
     if strange := sorted((set(content) ^ known) - optional):
         raise RecipeError(f"this recipe was written by another version of maxgain: it differs in {strange[0]!r}.")
-    values: dict[str, Any] = codec.revived(content)
     try:
-        return Recipe(**values | {"milestones": tuple(values["milestones"])})
-    except (TypeError, AttributeError) as error:
+        return reading.converted(codec.revived(content), Recipe)
+    except ValueError as error:
         raise RecipeError(f"this is no recipe: {error}.") from error
 
 

@@ -40,7 +40,8 @@ class Begun:
 
     def write(self, folder: Path) -> None:
         """Writes it into a run's folder."""
-        write_json(folder / CONFIG, to_json(self.recipe) | {name: getattr(self, name) for name in _ABOUT})
+        content = to_json(self.recipe) | {name: getattr(self, name) for name in _ABOUT}
+        write_json(folder / CONFIG, codec.sealed(content))
 
     def resumed(self, place: Place) -> Place:
         """The place, with the run's own data and device where it names none."""
@@ -77,6 +78,7 @@ def expect_same_data(path: Path, there: str, here: str) -> None:
 def read_begun(folder: Path) -> Begun:
     """What the run in that folder is."""
     content = _read(folder, CONFIG, dict[str, Any])
+    content.pop(codec.SEAL, None)
     try:
         about = {name: str(content.pop(name)) for name in _ABOUT}
     except KeyError as error:
@@ -130,6 +132,7 @@ class FinishedRun:
 def open_run(place: Place) -> FinishedRun:
     """The finished run in a folder, with the data that it was made of."""
     begun, device = read_begun(place.folder), chosen_device(place.device)
+    expect_same_recipe(place.folder / RESULT, from_json(read_result(place.folder)["config"]), begun.recipe)
     dataset = data_of(begun, place)
     model = load_model(place.folder, begun.recipe, dataset, device)
     parts = {"train": trained_on(begun.recipe, dataset), "test": dataset.test}

@@ -238,7 +238,7 @@ def _conclude(run: _Run) -> None:
     if kept is not None:
         predictions.write(run.folder / PREDICTIONS, kept)
     write_bytes(run.folder / WEIGHTS, weights)
-    write_json(run.folder / RESULT, result)
+    write_json(run.folder / RESULT, codec.sealed(result))
 
 
 def _metrics(run: _Run, epoch: Epoch, seconds: float) -> Metrics:

@@ -5,12 +5,15 @@ In memory an infinite number is a float, and a number that there is not is None;
 
 from __future__ import annotations
 
-from typing import Any, Literal, Required, TypedDict, cast
+from typing import Annotated, Any, Literal, Required, TypedDict, cast
+
+import msgspec
 
 Number = float | None
+Count = Annotated[int, msgspec.Meta(ge=1)]
 ByLayer = dict[str, Number]
 """A number for each layer, by its dotted name."""
-Quantiles = dict[str, tuple[Any, Any, Any, Any, Any]]
+Quantiles = dict[str, tuple[Number, Number, Number, Number, Number]]
 """By layer: the least, the quartiles and the largest gain of a part of the data; None where there is no number."""
 Config = dict[str, Any]
 """A recipe, as `recipes.to_json` writes it."""
@@ -78,6 +81,8 @@ class Result(TypedDict, total=False):
     command: str
     note: str
     """What a reader has to know about this copy of the data."""
+    sha256: str
+    """Of all else: see `codec.sealed`."""
 
 
 class Record(Result, total=False):
@@ -89,9 +94,9 @@ class Record(Result, total=False):
     history: list[Metrics]
     tuned: dict[str, float]
     """The numbers that were chosen for this run, by regulariser."""
-    classes: int
+    classes: Count
     """How many the data set has, which says what guessing is worth."""
-    validation_images: int
+    validation_images: Count
 
 
 def score(run: Metrics | Result, name: str) -> float | None:

@@ -502,9 +502,9 @@ def test_a_folder_of_records_itself_will_do(tmp_path):
     [
         ({}, "has no records of runs: maxgain train, tune and compare leave some there"),
         ({"results/digits.jsonl": "not json\n"}, "line 1: it is not JSON"),
-        ({"search/curve.json": "{"}, "curve.json cannot be read"),
-        ({"search/curve.json": "[]", "search/tuned.json": "[]"}, "not what 'maxgain tune' writes"),
-        ({"search/curve.json": "[1]"}, "not what 'maxgain tune' writes"),
+        ({"search/curve.json": "{"}, "curve.json cannot be used: it is not JSON"),
+        ({"search/curve.json": "[]", "search/tuned.json": "[]"}, "tuned.json cannot be used: expected `object`"),
+        ({"search/curve.json": "[1]"}, "curve.json cannot be used: at [0]: expected `object`"),
         ({"search/curve.json": '[{"values": {"maxgain": 2}, "status": "complete"}]'}, "not what 'maxgain tune' writes"),
     ],
 )

@@ -78,7 +78,8 @@ class Records:
 
 def success(result: Result, history: list[Metrics]) -> Record:
     """What is recorded of a run that came to its end."""
-    return cast("Record", {**result, "status": "ok", "history": history})
+    content = {name: value for name, value in result.items() if name != codec.SEAL}  # the result's own
+    return cast("Record", content | {"status": "ok", "history": history})
 
 
 def failure(recipe: Recipe, fingerprint: str, error: str) -> Record:
@@ -106,14 +107,16 @@ def append(folder: str | Path, record: Mapping[str, Any], predicted: Predictions
     """
     try:
         _expect_scores(record)
-        checked = _checked(codec.revived(codec.plain(record, "the record")))
+        content = codec.revived(codec.plain(record, "the record"))
+        content.pop(codec.SEAL, None)  # the result's own; the record has more in it
+        valid = checked(content)
     except ValueError as error:
         raise RecordError(f"{error}.") from error
-    path = Path(folder) / f"{checked['recipe']}.jsonl"
+    path = Path(folder) / f"{valid['recipe']}.jsonl"
     if predicted is not None:
-        predictions.write(Path(folder) / PREDICTIONS / f"{checked['key']}.npz", predicted)
+        predictions.write(Path(folder) / PREDICTIONS / f"{valid['key']}.npz", predicted)
     try:
-        append_line(path, codec.encode({"key": checked["key"], **checked}), BEGINNING)
+        append_line(path, codec.encode(codec.sealed({"key": valid["key"], **valid})), BEGINNING)
     except OSError as error:
         raise RecordError(f"cannot write {path}: {error.strerror or error}.") from error
 
@@ -170,15 +173,16 @@ def _records_in(path: Path) -> tuple[list[Record], list[str]]:
 def _record_in(line: reading.Line[object], recipe: str) -> Record:
     if line.problem is not None:
         raise ValueError(line.problem)
-    record = _checked(codec.revived(line.content))
+    record = checked(codec.revived(line.content))
     if record["recipe"] != recipe:
         raise ValueError(f"it is of the recipe {record['recipe']!r}, whose file is {record['recipe']}.jsonl")
     return record
 
 
-def _checked(content: Any) -> Record:
+def checked(content: Any) -> Record:
     """The content, if it is a record; else `ValueError` or one of our own errors says what is wrong with it."""
     reading.converted(content, Record)
+    codec.expect_seal(content)
     record: Record = content
     if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", record["recipe"], re.ASCII):
         raise ValueError(f"the recipe's name {record['recipe']!r} cannot be the name of a file")

@@ -17,12 +17,14 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypedDict
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from maxgain.errors import MaxGainError, RecipeError, RegulariserError, RunError
 
+from .. import reading
 from ..files import write_text
 from ..limits import expect_count
 from ..lines import end_last_line
@@ -32,6 +34,7 @@ from ..regularisers import filled
 from ..run_files import CHECKPOINT, read_metrics
 from ..runs import Place, Watcher, perform
 from ..schema import score
+from ..wording import clause
 from .tuning_rule import Dimension, Point, Trial, points, rounded
 from .workers import CHECKPOINT_SECONDS, data_for, side_by_side, tell_of_each
 
@@ -148,16 +151,43 @@ def _study(search: Search) -> optuna.Study:
     else:  # no trial is judged by its first epochs, nor before there are others to compare it with
         pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=search.recipe.epochs // 4)
     try:
-        return optuna.create_study(
+        if search.storage is None and (search.folder / JOURNAL).exists():
+            reading.expect_regular(search.folder / JOURNAL, reading.LARGEST_RECORDS)
+        study = optuna.create_study(
             storage=search.storage or _journal(search.folder / JOURNAL),
             study_name=search.name,
             direction="maximize",
             pruner=pruner,
             load_if_exists=True,
         )
+        _expect_sense(study)
+        return study
     except Exception as error:  # whatever a database driver, or the lack of one, has to say
         where = search.storage or search.folder
-        raise RunError(f"cannot keep the search in {where}: {str(error).splitlines()[0]}.") from error
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise RunError(f"cannot keep the search in {where}: {clause(reason)}.") from error
+
+
+class _Outcome(TypedDict, total=False):
+    """What is kept of a trial that came to its end."""
+
+    epochs: int
+    error: str
+    train_accuracy: float
+    train_loss: float
+    validation_accuracy: float
+    validation_loss: float
+    validation_images: int
+
+
+def _expect_sense(study: optuna.Study) -> None:
+    """`ValueError` where a trial holds what no search of ours has written, as after a flipped bit in the journal."""
+    for trial in study.get_trials(deepcopy=False):
+        attributes = trial.user_attrs
+        reading.converted(attributes.get("point", {}), dict[str, float])
+        outcome = reading.converted(attributes.get("outcome", {}), _Outcome)
+        if trial.state is TrialState.COMPLETE and not ("point" in attributes and "validation_accuracy" in outcome):
+            raise ValueError(f"its trial {trial.number} has no score")
 
 
 def _journal(path: Path) -> optuna.storages.BaseStorage:
@@ -170,7 +200,7 @@ def _searcher(folder: Path) -> str:
     path = folder / SEARCHER
     if not path.exists():
         write_text(path, secrets.token_hex(8))
-    return path.read_text(encoding="utf-8")
+    return reading.read_bytes(path, limit=1024).decode(errors="replace")
 
 
 def _recover(study: optuna.Study, search: Search, searcher: str) -> None:

@@ -6,8 +6,9 @@ import io
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -35,7 +36,7 @@ PANEL = (4.4, 2.75)
 """Inches: a panel that two fit beside each other on paper, and one on a telephone with its text still readable."""
 
 
-def gain_boxes(parts: Mapping[str, Mapping[str, Quantiles]], bound: float | None, title: str) -> Figure:
+def gain_boxes(parts: Mapping[str, Mapping[str, Sequence[float | None]]], bound: float | None, title: str) -> Figure:
     """The paper's Figures 1 and 2: the distribution of gains in each layer, one panel a part of the data."""
     layers = max(len(quantiles) for quantiles in parts.values())
     width = min(max(5.0, 1.5 + 0.45 * layers), LONGEST)
@@ -43,7 +44,8 @@ def gain_boxes(parts: Mapping[str, Mapping[str, Quantiles]], bound: float | None
     figure.suptitle(shown(title))
     panels = figure.subplots(len(parts), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for panel, (part, quantiles) in zip(panels, parts.items(), strict=True):
-        draw_boxes(panel, quantiles, bound)
+        known = {layer: cast("Quantiles", np.array(row, float)) for layer, row in quantiles.items()}  # None is nan
+        draw_boxes(panel, known, bound)
         panel.set_xticks(panel.get_xticks(), list(map(shown, quantiles)), rotation=60, ha="right", fontsize="small")
         panel.set_title(f"{shown(part)} set", loc="left", fontsize="medium")
         panel.set_ylabel("gain ‖Wx‖ / ‖x‖")

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from maxgain.errors import RecordError
+from maxgain.errors import MaxGainError, RecordError
 
 from ..compare import records
 from ..compare.question import Question
 from ..compare.records import Record, Records
 from ..run_files import CONFIG, RESULT, read_metrics, read_result
+from ..wording import clause
 from . import tunings
 from .comparisons import questions_in
 from .tunings import Tuning
@@ -72,7 +73,11 @@ def _add_run(folder: Path, found: Sources) -> None:
     if not (folder / RESULT).exists():
         found.warnings.append(f"{folder} holds a run that is not finished; it is left out.")
         return
-    run = records.success(read_result(folder), read_metrics(folder))
+    try:
+        run = records.checked(records.success(read_result(folder), read_metrics(folder)))
+    except (MaxGainError, ValueError) as error:
+        found.warnings.append(f"{folder} holds a run that cannot be used, and is left out: {clause(error)}.")
+        return
     if found.runs.setdefault(run["key"], run) is run:
         found.alone.add(run["key"])
 
@@ -84,6 +89,7 @@ def _add_records(folder: Path, found: Sources) -> None:
     found.failed |= {run["key"]: run for run in kept.failed}
     found.alone -= {run["key"] for run in kept.runs}
     found.asked += asked
-    found.tunings += tunings.read(folder, kept)
-    found.warnings += [*kept.warnings, *problems]
+    tuned, unread = tunings.read(folder, kept)
+    found.tunings += tuned
+    found.warnings += [*kept.warnings, *problems, *unread]
     found.folders += kept.folders

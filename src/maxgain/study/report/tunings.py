@@ -6,14 +6,15 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Required, TypedDict
 
-from maxgain.errors import RecordError
+from maxgain.errors import FileError, MissingFileError, RecordError
 
 from .. import codec
 from ..compare import records
 from ..compare.records import Record, Records
 from ..schema import score
+from ..wording import clause
 
 SCORES = ("train_accuracy", "train_loss", "validation_accuracy", "validation_loss")
 
@@ -31,28 +32,56 @@ class Tuning:
     """What was chosen, in words."""
 
 
-def read(folder: Path, found: Records) -> list[Tuning]:
-    """All searches whose traces lie in a folder; `found` are the runs that were made with what they chose."""
+class Point(TypedDict, total=False):
+    """A line of a search's curve."""
+
+    values: Required[dict[str, float]]
+    status: Required[Literal["complete", "pruned", "failed"]]
+    train_accuracy: float
+    train_loss: float
+    validation_accuracy: float
+    validation_loss: float
+
+
+class Chosen(TypedDict):
+    """What a search has chosen."""
+
+    recipe: str
+    asked: str
+    regulariser: str
+    values: dict[str, float]
+
+
+def read(folder: Path, found: Records) -> tuple[list[Tuning], list[str]]:
+    """All searches whose traces lie in a folder, and what is wrong with those that cannot be read.
+
+    `found` are the runs that were made with what they chose.
+    """
     tuned = records.read(folder / "tuning" / "results")
-    return [*(_tune(path) for path in sorted(folder.rglob("curve.json"))), *_by_fold(tuned, found.runs)]
+    tunings, problems = _by_fold(tuned, found.runs), list(tuned.warnings)
+    for path in sorted(folder.rglob("curve.json"), reverse=True):
+        try:
+            tunings.insert(0, _tune(path))
+        except (FileError, RecordError) as error:
+            problems.append(f"a search is left out: {clause(error)}")
+    return tunings, problems
 
 
 def _tune(path: Path) -> Tuning:
     """What `maxgain tune` left beside this file."""
-    curve, tuned = _json(path), _json(path.with_name("tuned.json"))
-    known = tuned is None or (isinstance(tuned, dict) and {"recipe", "asked", "values", "regulariser"} <= tuned.keys())
-    if not (known and isinstance(curve, list) and all(map(_is_point, curve))):
-        raise RecordError(f"{path} and the tuned.json beside it are not what 'maxgain tune' writes.")
-    if tuned is None:
+    curve: list[Point] = codec.read(path, list[Point])
+    names = {tuple(row["values"]) for row in curve}
+    incomplete = [row for row in curve if row["status"] == "complete" and not set(SCORES) <= row.keys()]
+    if len(names) > 1 or incomplete:
+        raise RecordError(f"{path} is not what 'maxgain tune' writes: its points differ in what they have.")
+    try:
+        tuned: Chosen = codec.read(path.with_name("tuned.json"), Chosen)
+    except MissingFileError:
         return Tuning(path.parent.name, tuple(curve), None, "Nothing was chosen.")
+    if tuple(tuned["values"]) not in names:
+        raise RecordError(f"{path} and the tuned.json beside it are not of one search.")
     title = f"{tuned['recipe']}, {tuned['asked']}"
     return Tuning(title, tuple(curve), tuned["values"], f"Chosen: {tuned['regulariser']}.")
-
-
-def _is_point(row: Any) -> bool:
-    if not (isinstance(row, dict) and isinstance(row.get("values"), dict) and "status" in row):
-        return False
-    return row["status"] != "complete" or all(isinstance(row.get(score), int | float) for score in SCORES)
 
 
 def _by_fold(tuning: Records, runs: Iterable[Record]) -> list[Tuning]:
@@ -78,7 +107,7 @@ def averaged(trials: Sequence[Record]) -> tuple[dict[str, Any], ...]:
     """One row a point; a point that failed anywhere has no mean."""
     points: dict[tuple[tuple[str, float], ...], list[Record]] = {}
     for trial in trials:
-        points.setdefault(tuple(trial["tuned"].items()), []).append(trial)
+        points.setdefault(tuple(trial.get("tuned", {}).items()), []).append(trial)
     rows = []
     for point, records_of in sorted(points.items()):
         row: dict[str, Any] = {"values": dict(point), "status": "complete"}
@@ -92,12 +121,3 @@ def averaged(trials: Sequence[Record]) -> tuple[dict[str, Any], ...]:
 def _mean(values: Iterable[float | None]) -> float:
     known = [math.nan if value is None else value for value in values]
     return math.fsum(known) / len(known)
-
-
-def _json(path: Path) -> Any:
-    if not path.exists():
-        return None
-    try:
-        return codec.decode(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path} cannot be read: {error}.") from error
