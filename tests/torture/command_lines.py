@@ -112,7 +112,7 @@ VALUES = {
     "model": MODELS,
     "input": SHAPES,
 }
-PATHS = ("data", "out", "results", "work")
+PATHS = ("data", "document", "out", "results", "work")
 """The flags that name files and folders: after them follows nothing outside of the test's own folder."""
 FAST = ["digits", "--network", "mlp", "--fold", "0", "--epochs", "1"]
 
