@@ -93,6 +93,10 @@ class Constraint(ABC):
         """What looks at a layer's forwards; None if the weight alone says how large the layer is."""
         return None
 
+    def _bounds_now(self, share: Share, sizes: Tensor) -> Tensor:
+        """The bounds that this step brings layers of these sizes down to: the user's."""
+        return share.bounds
+
     def _forget(self, share: Share) -> None:
         """Throw away what was seen of these layers' forwards since the last step."""
 
@@ -239,10 +243,11 @@ class Constraint(ABC):
 
     def _divide_by_layer(self, share: Share, sizes: Tensor, found_inf: Tensor | None) -> None:
         """The usual case, one size per layer: everything but the division itself is done for all layers at once."""
+        bounds = self._bounds_now(share, sizes)
         if share.index is None and share.fused is not None:
-            share.fused(sizes, share.bounds, self._sizes, self._scales, found_inf)
+            share.fused(sizes, bounds, self._sizes, self._scales, found_inf)
             return
-        factors = share.combined((sizes / share.bounds).clamp_min_(1.0))
+        factors = share.combined((sizes / bounds).clamp_min_(1.0))
         if found_inf is not None:
             factors = torch.where(found_inf > 0, torch.ones_like(factors), factors)
         by = [factor.to(w.device) for factor, w in zip(factors[share.divided_by], share.divided, strict=True)]

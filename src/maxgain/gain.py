@@ -8,16 +8,18 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from . import torch_quirks
 from .constraint import Bound, Constraint, Share
 from .distributed import Group, largest_of_ranks
-from .errors import MaxGainError, MeasurementWarning
+from .errors import AttachError, MaxGainError, MeasurementWarning
 from .functional import check_p
 from .layers import FoundLayer, Instance
 from .observe import UNMEASURED, RunningMaximum, Tally
 
 Measure = Literal["stale", "fresh"]
+Strength = Literal["full", "rate"]
 STEPS_BETWEEN_LOOKS = 100
 """How often an accelerator is asked for its counts of dropped measurements."""
 
@@ -42,6 +44,10 @@ class MaxGain(Constraint):
             input and output once more. ``'fresh'`` keeps the inputs and applies the updated weight to them, so that
             after the step the bound holds exactly on the batch; it costs a second forward through every layer and the
             memory of its inputs.
+        strength: ``'full'`` takes an excess over γ away at once, as the paper does. ``'rate'`` takes a part of it: it
+            divides by ``max(1, γ̂ / γ)`` to the power of the optimiser's learning rate over the largest that it has
+            had. So projections weaken as updates do, and weights do not shrink where the learning rate is low;
+            gains may exceed γ by a few per cent more. See docs/ratchet.md.
         every: measure and project in every k-th step only, which is cheaper; between them gains may exceed γ.
         include: globs over dotted names: only these layers. None takes all but the scales of layer, group and RMS
             norms.
@@ -59,7 +65,7 @@ class MaxGain(Constraint):
     """
 
     bound_name = "gamma"
-    option_names = ("p", "instance", "measure", "every", "process_group")
+    option_names = ("p", "instance", "measure", "strength", "every", "process_group")
     why_unknown = "Train in training mode, and use paused() around a step that has no forward."
 
     def __init__(
@@ -70,6 +76,7 @@ class MaxGain(Constraint):
         p: float = 2.0,
         instance: Instance = "auto",
         measure: Measure = "stale",
+        strength: Strength = "full",
         every: int = 1,
         include: str | Iterable[str] | None = None,
         exclude: str | Iterable[str] = (),
@@ -78,6 +85,7 @@ class MaxGain(Constraint):
         self.p = check_p(p)
         self.instance: Instance = _one_of("instance", instance, get_args(Instance))
         self.measure: Measure = _one_of("measure", measure, get_args(Measure))
+        self.strength: Strength = _one_of("strength", strength, get_args(Strength))
         if not (isinstance(every, int) and every >= 1):
             raise MaxGainError(f"every must be a whole number from 1, not {every!r}.")
         self.every = every
@@ -90,6 +98,9 @@ class MaxGain(Constraint):
         self._asked: Tensor | None = None
         super().__init__(model, gamma, include=include, exclude=exclude)
         self._resting = [0] * len(self._layers)
+        self._rates, self._peaks = torch.zeros_like(self._sizes), torch.zeros_like(self._sizes)
+        """The learning rate of every layer's weight, and the largest that it has had, where they are followed."""
+        self._groups: dict[Optimizer, tuple[Share, list[Tensor]]] = {}
 
     @property
     def gains(self) -> dict[str, float]:
@@ -159,6 +170,8 @@ class MaxGain(Constraint):
         packed = self._packed(maximum=self._counts.maxima(device), dropped=self._counts.dropped(device))
         if self.every > 1:
             packed |= self._packed(resting=torch.tensor(self._resting))
+        if self.strength == "rate":
+            packed |= self._packed(peak=self._peaks)
         return super()._state() | packed
 
     def _load(self, state: Mapping[str, Tensor]) -> None:
@@ -168,6 +181,49 @@ class MaxGain(Constraint):
         if self.every > 1:
             self._resting = self._unpacked(state, "resting").tolist()
             self._pause(self._is_paused)
+        if self.strength == "rate":
+            self._peaks.copy_(self._unpacked(state, "peak"))
+
+    # How strong a projection is.
+
+    def step(self) -> None:
+        """Project every constrained layer now; for those who update weights without an attached optimiser."""
+        if self.strength == "rate" and not self._optimizers:
+            raise AttachError("strength='rate' follows the learning rate of an optimiser: attach() one, or use 'full'.")
+        super().step()
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.strength == "rate" and not self._is_paused:
+            self._follow_rate(optimizer)
+        super()._after_step(optimizer, args, kwargs)
+
+    @torch.no_grad()
+    def _follow_rate(self, optimizer: Optimizer) -> None:
+        """Look up the learning rates that the optimiser's parameter groups have now; no accelerator is waited for."""
+        if self._rates.device != self._device:  # the model was moved
+            self._rates, self._peaks = self._rates.to(self._device), self._peaks.to(self._device)
+        share = self._share(optimizer)
+        if optimizer not in self._groups or self._groups[optimizer][0] is not share:
+            self._groups[optimizer] = share, [self._places(group["params"]) for group in optimizer.param_groups]
+        for group, places in zip(optimizer.param_groups, self._groups[optimizer][1], strict=True):
+            self._rates[places] = group["lr"]
+        torch.maximum(self._peaks, self._rates, out=self._peaks)
+
+    def _places(self, parameters: Iterable[Tensor]) -> Tensor:
+        """Which layers have one of these parameters for their weight."""
+        held = {id(parameter) for parameter in parameters}
+        places = [place for place, layer in enumerate(self._layers) if id(layer.weight) in held]
+        return torch.tensor(places, dtype=torch.int64, device=self._device)
+
+    def _bounds_now(self, share: Share, sizes: Tensor) -> Tensor:
+        """For a strength s, ``γ̂ (γ / γ̂)^s`` where γ̂ exceeds γ: dividing by the rest of the excess leads there."""
+        if self.strength == "full":
+            return share.bounds
+        strength = torch.where(self._peaks > 0, self._rates / self._peaks, 1.0)
+        if share.index is not None:
+            strength = strength[share.index]
+        released = sizes * (share.bounds / sizes) ** strength
+        return torch.where((sizes > share.bounds) & (strength < 1), released, share.bounds)
 
     # What the user must be told.
 

@@ -53,6 +53,8 @@ class Recipe:
     """the norm in which gains are taken, from 1 to inf"""
     measure: Literal["stale", "fresh"] = "stale"
     """take gains before the update, as the paper does, or apply the updated weight to the batch again"""
+    strength: Literal["rate"] | None = None
+    """'rate' weakens projections as the learning rate falls (default: the paper's, always in full)"""
     seed: int = 0
     """of the initial weights, the order of the data, the augmentation and the noise"""
     fold: int | None = None

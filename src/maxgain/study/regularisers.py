@@ -74,7 +74,7 @@ class PenaltyInputs:
 
 
 def _maxgain(model: nn.Module, gamma: float, recipe: Recipe) -> Constraint:
-    return MaxGain(model, gamma, p=recipe.p, measure=recipe.measure)
+    return MaxGain(model, gamma, p=recipe.p, measure=recipe.measure, strength=recipe.strength or "full")
 
 
 def _lipschitz(p: float) -> Callable[[nn.Module, float, Recipe], Constraint]:
@@ -120,7 +120,7 @@ REGULARISERS: dict[str, Regulariser] = {
             search=(1.0, 8.0),
             usual=(2, 1.5, 3, 1.25, 4, 2.5, 1.75, 6, 1, 8, 5, 3.5),
             constrain=_maxgain,
-            uses=("p", "measure"),
+            uses=("p", "measure", "strength"),
             about="""After each step, divides the weight of every layer whose largest gain ‖Wx‖ / ‖x‖ on the batch
             exceeded gamma by the excess.
             Gouk, Pfahringer, Frank, Cree: MaxGain: Regularisation of neural networks by constraining activation
