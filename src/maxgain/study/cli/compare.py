@@ -19,7 +19,7 @@ from ..compare.jobs import Job, Pairing
 from ..compare.question import FILE as ASKED
 from ..compare.question import Question, against, contrasts, remember
 from ..compare.records import Record
-from ..compare.statistics import Difference, Summary
+from ..compare.shown import tables
 from ..compare.workers import runs_at_once
 from ..files import write_json
 from ..limits import expect_count
@@ -27,8 +27,7 @@ from ..locks import alone_in
 from ..recipes import Recipe, recipe_named
 from ..regularisers import parse, settled, spelt, with_gamma
 from ..runs import Place
-from ..tables import Column, Table
-from ..wording import counted, signed
+from ..wording import counted
 from .patience import warn_of_many
 from .terminal import Common, DataFolder, Screen, typed
 
@@ -244,9 +243,8 @@ def _called(job: Job) -> str:
 def show(comparison: Comparison, screen: Screen) -> None:
     """The comparison for people: rows, contrasts by both analyses, sentences, and each run without a score."""
     words = sentences.in_words(comparison)
-    screen.show(_rows(comparison))
-    if comparison.contrasts:
-        screen.show(_contrast_table(comparison))
+    for table in tables(comparison):
+        screen.show(table)
     screen.show(words.design)
     for contrast, sentence in zip(comparison.contrasts, words.contrasts, strict=True):
         screen.show(f"{contrast.first} against {contrast.second}: {sentence}")
@@ -256,72 +254,3 @@ def show(comparison: Comparison, screen: Screen) -> None:
         place = f"seed {failure.run.seed}" if failure.run.fold is None else f"fold {failure.run.fold}"
         screen.show(f"no score: {failure.row}, {place}: {failure.error}")
     screen.show(words.outcome)
-
-
-def _rows(comparison: Comparison) -> Table:
-    question = comparison.question
-    return Table(
-        f"{question.recipe}: test accuracy in %, over {counted(len(question.units), question.over)}",
-        (Column("regulariser"), Column("mean ± s.e."), Column("runs")),
-        tuple(
-            (
-                row.label,
-                _mean(row.summary),
-                str(row.done) if row.done == row.planned else f"{row.done} of {row.planned}",
-            )
-            for row in comparison.rows
-        ),
-    )
-
-
-def _contrast_table(comparison: Comparison) -> Table:
-    interval = "95 % together" if comparison.tested > 1 else "95 % interval"
-    analyses = ("paired", "pooled")
-    return Table(
-        "contrasts, in percentage points",
-        (
-            Column("contrast"),
-            *(
-                Column(f"{way} {what}", spare=spare)
-                for way, rank in zip(analyses, (0, 2), strict=True)
-                for what, spare in (("difference", rank), (interval, rank + 1), ("p (Holm)", rank))
-            ),
-            Column("effect size", spare=4),
-            Column("95 % interval", spare=5),
-            Column("verdict"),
-        ),
-        tuple(
-            (
-                f"{contrast.first} : {contrast.second}",
-                *(cell for way in analyses for cell in _difference(getattr(contrast.analyses, way))),
-                *_effect(contrast.analyses.paired),
-                contrast.verdict,
-            )
-            for contrast in comparison.contrasts
-        ),
-    )
-
-
-def _mean(summary: Summary | None) -> str | None:
-    if summary is None:
-        return None
-    error = "" if summary.standard_error is None else f" ± {100 * summary.standard_error:.2f}"
-    return f"{100 * summary.mean:.2f}{error}"
-
-
-def _difference(difference: Difference | None) -> tuple[str | None, str | None, str | None]:
-    if difference is None:
-        return None, None, None
-    interval = difference.simultaneous_interval
-    return (
-        signed(100 * difference.mean),
-        None if interval is None else f"{signed(100 * interval[0])} to {signed(100 * interval[1])}",
-        sentences.p_value(difference.adjusted_p),
-    )
-
-
-def _effect(difference: Difference | None) -> tuple[str | None, str | None]:
-    if difference is None or difference.effect_size is None or difference.effect_interval is None:
-        return None, None
-    low, high = difference.effect_interval
-    return signed(difference.effect_size), f"{signed(low)} to {signed(high)}"

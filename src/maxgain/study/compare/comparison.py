@@ -125,6 +125,18 @@ class Comparison:
     notes: tuple[str, ...] = ()
     """What a reader has to know: about the data, and about records that were left out."""
 
+    def __str__(self) -> str:
+        """Tables of the rows and the contrasts, and the outcome in words."""
+        from .shown import text  # which shows comparisons, and so cannot be there before them
+
+        return text(self)
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        from .shown import html
+
+        return html(self)
+
     @property
     def tested(self) -> int:
         """How many contrasts have a p-value: what p-values and intervals are corrected for."""

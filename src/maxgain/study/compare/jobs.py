@@ -14,6 +14,7 @@ from typing import Literal
 
 from maxgain.errors import MaxGainError, RecipeError
 
+from ..data.splits import Dataset
 from ..data.table import DATASETS
 from ..limits import expect_count, expect_runs
 from ..recipes import Recipe, run_key, run_name
@@ -192,9 +193,9 @@ def _tuned(job: Job, curve: list[Trial] | None) -> Job:
     return _with_numbers(job, best["values"], job.recipe.train_on)
 
 
-def run_recorded(job: Job, place: Place) -> Record:
+def run_recorded(job: Job, place: Place, dataset: Dataset | None = None) -> Record:
     """Run a job, from its checkpoint if it has one, and return the record that is written of it."""
-    recipe, dataset = job.recipe, data_for(job.recipe, place)
+    recipe, dataset = job.recipe, dataset or data_for(job.recipe, place)
     own = place.of(recipe, dataset.fingerprint)
     record: Record
     predicted = None
