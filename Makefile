@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: help demo test slow lint docs bench hooks clean
+.PHONY: help demo test slow torture lint docs bench hooks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ lint: $(VENV)/.dev ## style and types alone
 
 docs: $(VENV)/.dev ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+torture: $(VENV)/.dev ## thousands of bad command lines, damaged files, faults and kills, with their counts
+	MAXGAIN_TORTURE=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/torture
 
 bench: $(VENV)/.dev ## the cost of a training step with us, against the same step without
 	$(BIN)/maxgain bench --out benchmarks/here
