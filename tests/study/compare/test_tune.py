@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -400,3 +401,11 @@ def test_a_search_that_is_killed_ends_like_one_that_is_not(tmp_path, capsys, mon
     kept = optuna.load_study(study_name=study.study_name, storage=tune._journal(folder / "journal.log")).get_trials()
     done = [str(trial.user_attrs["point"]) for trial in kept if trial.state is not TrialState.FAIL]
     assert len(done) == len(set(done)) == len(expected), "no trial was lost or doubled"
+
+
+def test_a_search_can_be_sent_to_a_worker_while_its_journal_is_locked(tmp_path):
+    lock = tune._JournalLock(tmp_path / "journal.log")
+    lock.acquire()
+    sent = pickle.loads(pickle.dumps(lock))
+    lock.release()
+    assert (sent.path, sent.held) == (lock.path, None)

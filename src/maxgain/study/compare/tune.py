@@ -132,6 +132,10 @@ class _JournalLock:
         self.path = path
         self.held: ExitStack | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        """For a worker, which has a study of its own: a lock that is held here, perhaps this moment, is not its."""
+        return {"path": self.path, "held": None}
+
     def acquire(self) -> bool:
         self.held = ExitStack()
         lock = locked(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, fcntl.LOCK_EX)
