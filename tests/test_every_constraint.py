@@ -27,6 +27,7 @@ ROWS: dict[str, tuple[Make, float]] = {
     "MaxGain, fresh": (partial(MaxGain, measure="fresh"), 0.1),
     "MaxGain, whole samples": (partial(MaxGain, instance="sample"), 0.1),
     "MaxGain, every=2": (partial(MaxGain, every=2), 0.1),
+    "MaxGain, strength of the rate": (partial(MaxGain, strength="rate"), 0.1),
     "Lipschitz, p = 1": (partial(Lipschitz, p=1), 0.3),
     "Lipschitz, p = 2": (partial(Lipschitz, p=2), 0.3),
     "Lipschitz, p = inf": (partial(Lipschitz, p=math.inf), 0.3),

@@ -133,12 +133,13 @@ def test_a_run_that_is_resumed_remembers_the_largest_rate() -> None:
     assert all(map(torch.equal, model.parameters(), other.parameters()))
 
 
-def test_without_an_optimiser_there_is_no_rate_to_follow() -> None:
+def test_without_an_optimiser_there_is_no_rate_and_projections_are_full() -> None:
     model = net()
     constraint = MaxGain(model, GAMMA, strength="rate")
     model(batch(0))
-    with pytest.raises(MaxGainError, match="attach"):
-        constraint.step()
+    constraint.step()
+    for name, gain in constraint.gains.items():
+        assert constraint.scales[name] == pytest.approx(1 / max(1.0, gain / GAMMA))
 
 
 def test_a_strength_that_there_is_not_is_refused_by_name() -> None:

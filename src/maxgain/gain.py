@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from . import torch_quirks
 from .constraint import Bound, Constraint, Share
 from .distributed import Group, largest_of_ranks
-from .errors import AttachError, MaxGainError, MeasurementWarning
+from .errors import MaxGainError, MeasurementWarning
 from .functional import check_p
 from .layers import FoundLayer, Instance
 from .observe import UNMEASURED, RunningMaximum, Tally
@@ -47,7 +47,8 @@ class MaxGain(Constraint):
         strength: ``'full'`` takes an excess over γ away at once, as the paper does. ``'rate'`` takes a part of it: it
             divides by ``max(1, γ̂ / γ)`` to the power of the optimiser's learning rate over the largest that it has
             had. So projections weaken as updates do, and weights do not shrink where the learning rate is low;
-            gains may exceed γ by a few per cent more. See docs/ratchet.md.
+            gains may exceed γ by a few per cent more. Without an attached optimiser there is no rate, and it is
+            ``'full'``. See docs/ratchet.md.
         every: measure and project in every k-th step only, which is cheaper; between them gains may exceed γ.
         include: globs over dotted names: only these layers. None takes all but the scales of layer, group and RMS
             norms.
@@ -185,12 +186,6 @@ class MaxGain(Constraint):
             self._peaks.copy_(self._unpacked(state, "peak"))
 
     # How strong a projection is.
-
-    def step(self) -> None:
-        """Project every constrained layer now; for those who update weights without an attached optimiser."""
-        if self.strength == "rate" and not self._optimizers:
-            raise AttachError("strength='rate' follows the learning rate of an optimiser: attach() one, or use 'full'.")
-        super().step()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.strength == "rate" and not self._is_paused:

@@ -56,7 +56,8 @@ class State:
         if self.final is None or not self.is_complete or not self.final.jobs:
             return None
         images = next((run["validation_images"] for run in self.tuning.recorded), None)
-        return compare(self.experiment.question(self.final.jobs, images), self.final.known)
+        known = self.final.known
+        return compare(self.experiment.question(self.final.jobs, images), known, known.correct)
 
     @cached_property
     def curves(self) -> dict[str, dict[int | None, Curve]]:
