@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ from .errors import MaxGainError, MeasurementWarning, MissingExtraError
 from .functional import check_p
 from .layers import FoundLayer, Instance, find_layers
 from .observe import layer_gains, watch
+from .strict_json import number, report
 from .text import html_table, text_table
 
 if TYPE_CHECKING:
@@ -89,10 +89,7 @@ class GainReport:
             name: {"instances": len(self.gains[name]), "dropped": self.dropped[name], **_named(row)}
             for name, row in self.quantiles().items()
         }
-        text = json.dumps({"p": self.p if np.isfinite(self.p) else "inf", "layers": layers}, indent=2)
-        if path is not None:
-            Path(path).write_text(text + "\n", encoding="utf-8")
-        return text
+        return report({"p": number(self.p), "layers": layers}, path)
 
 
 @torch.no_grad()
@@ -158,8 +155,8 @@ def _quantiles(values: np.ndarray) -> Quantiles:
     return low, lower, middle, upper, high
 
 
-def _named(row: Quantiles) -> dict[str, float | None]:
-    return {name: None if np.isnan(value) else value for name, value in zip(QUANTILES, row, strict=True)}
+def _named(row: Quantiles) -> dict[str, float | str | None]:
+    return {name: number(value) for name, value in zip(QUANTILES, row, strict=True)}
 
 
 def draw_boxes(

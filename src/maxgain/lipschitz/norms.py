@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from ..errors import MaxGainError, NotMeasuredError
 from ..layers import FoundLayer, find_layers
 from ..measure import ITSELF, call, evaluating, rich_table
 from ..observe import watch
+from ..strict_json import number, report
 from ..text import html_table, text_table
 from .largest import Norm, largest_singular_value
 from .maps import LinearMap, Sizes, check_operator_p, instance_sizes, linear_map
@@ -85,20 +85,13 @@ class NormReport:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The report as JSON text, which is also written to ``path`` if one is given."""
-
-        def number(value: float) -> float | None:
-            return value if math.isfinite(value) else None
-
         layers = {
             name: {"norm": number(norm.value), "residual": number(norm.residual), "iterations": norm.iterations}
             for name, norm in self.layers.items()
         }
-        p = "inf" if math.isinf(self.p) else self.p
-        whole = {"p": p, "layers": layers, "product": number(self.product), "bound": self.bound, "covers": self.covers}
-        text = json.dumps(whole, indent=2)
-        if path is not None:
-            Path(path).write_text(text + "\n", encoding="utf-8")
-        return text
+        bound = None if self.bound is None else number(self.bound)
+        whole = {"p": number(self.p), "layers": layers, "product": number(self.product), "bound": bound}
+        return report(whole | {"covers": self.covers}, path)
 
 
 @torch.no_grad()

@@ -1,17 +1,17 @@
 """JSON that any reader accepts, which knows no infinity: the one rule for writing numbers and reading them back.
 
-An infinite number is written as the text ``"inf"`` or ``"-inf"``, and exactly these texts are read back as numbers.
-NaN is written as null: there is no number.
+Numbers are written as `maxgain.strict_json` has it, and exactly the texts ``"inf"`` and ``"-inf"`` are read back as
+numbers.
 """
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from maxgain.errors import FileError
+from maxgain.strict_json import number
 
 from . import reading
 
@@ -26,9 +26,7 @@ def plain(value: Any, where: str = "the value") -> Any:
         case str():  # the name of a file may be no text, and half a character cannot be written
             return value.encode(errors="backslashreplace").decode()
         case float():
-            if math.isnan(value):
-                return None
-            return value if math.isfinite(value) else str(float(value))
+            return number(value)
         case Mapping():
             if strange := [name for name in value if not isinstance(name, str)]:
                 raise ValueError(f"{where} has a field called {strange[0]!r}, but names must be texts")

@@ -34,7 +34,7 @@ TRIALS = 30
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """Choose the numbers that --regulariser leaves open (gamma, a dropout rate) on the validation part, never on test.
+    """Choose the numbers that --regulariser leaves open (gamma, dropout's factor) on the validation part, not on test.
 
     A grid tries all its values; without one, TPE proposes --trials of them and stops the hopeless ones early. Chosen is
     the best validation accuracy, among equals the lowest validation loss. The same command goes on with a search that
@@ -48,7 +48,7 @@ class Options(Common):
     """the bound of maxgain where its number is left out (default: 2)"""
     grid: tuple[str, ...] = ()
     """values to try, as NAME=START:STOP:STEP, NAME being a regulariser or its parameter: gamma=1.25:3:0.25
-    dropout=0.1:0.5:0.1; several grids are multiplied, and what no grid names stays what it is"""
+    dropout=0.4:1.6:0.4; several grids are multiplied, and what no grid names stays what it is"""
     trials: int | None = None
     """how many points TPE proposes where there is no grid (default: 30)"""
     storage: str | None = None
