@@ -12,7 +12,8 @@ import maxgain
 from maxgain.errors import MissingExtraError
 
 PACKAGE = Path(maxgain.__file__).parent
-METHOD = sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] != "study")
+STUDY = {"study", "__main__.py"}  # the command line is the study's, also where `python -m maxgain` looks for it
+METHOD = sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in STUDY)
 OTHERS = {
     "matplotlib",
     "rich",
@@ -75,3 +76,8 @@ def test_an_integration_without_its_framework_says_what_to_install(
     monkeypatch.delitem(sys.modules, f"maxgain.integrations.{framework}", raising=False)
     with pytest.raises(MissingExtraError, match=rf"pip install 'maxgain\[{framework}\]'\.$"):
         importlib.import_module(f"maxgain.integrations.{framework}")
+
+
+def test_python_m_maxgain_is_the_command_line() -> None:
+    done = subprocess.run([sys.executable, "-m", "maxgain", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"maxgain {maxgain.__version__}\n"

@@ -8,21 +8,27 @@ are rounded. Rank 0 alone evaluates, writes and speaks.
 from __future__ import annotations
 
 import os
+import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 from torch.overrides import TorchFunctionMode
 
 from maxgain.errors import MaxGainError, RecipeError, RunError
 
 from .wording import clause
+
+if TYPE_CHECKING:
+    from .train import Training
 
 Value = TypeVar("Value")
 
@@ -49,25 +55,42 @@ class Ranks:
         """Whether this is the rank that evaluates, writes and speaks."""
         return self.rank == 0
 
+    @property
+    def is_restarted(self) -> bool:
+        """Whether torchrun has started the ranks anew, after one of them had died."""
+        return dist.is_torchelastic_launched() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+    def own(self, device: torch.device) -> torch.device:
+        """The device of this rank: of several GPUs in a machine each rank there has one."""
+        if self.count == 1 or device.type != "cuda":
+            return device
+        here, there = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        if here >= there:
+            raise RunError(f"there are {there} GPUs here, one per rank: use --nproc-per-node {there}, or --device cpu.")
+        return torch.device("cuda", here)
+
     @contextmanager
-    def joined(self, device: torch.device) -> Iterator[None]:
-        """Within this context the ranks can exchange what lies on their devices; a rank that is lost ends them all."""
+    def joined(self, device: Callable[[], torch.device]) -> Iterator[None]:
+        """Within this context the ranks can exchange what lies on their devices; one that is lost ends them all."""
         if self.count == 1:
             yield
             return
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+        own = self.own(device())
+        if own.type == "cuda":
+            torch.cuda.set_device(own)
         try:
+            backend = "cuda:nccl,cpu:gloo" if own.type == "cuda" else "gloo"
+            dist.init_process_group(
+                backend, store=self._meeting(), rank=self.rank, world_size=self.count, timeout=PATIENCE
+            )
             yield
         except RuntimeError as error:
-            if _is_loss(error):
-                raise RunError(
-                    f"rank {self.rank} has lost the others, so the run ends here: --resume goes on."
-                ) from error
-            raise
-        finally:
-            dist.destroy_process_group()
+            if not _is_loss(error):
+                raise
+            raise RunError(
+                f"rank {self.rank} lost the others, so all end here; what was saved is kept, and --resume goes on."
+            ) from error
+        dist.destroy_process_group()
 
     def ready(self, prepare: Callable[[], Value]) -> Value:
         """What ``prepare`` returns. Where it fails on one rank it fails on all of them, in that rank's words."""
@@ -79,14 +102,73 @@ class Ranks:
             made.append(prepare())
         except MaxGainError as caught:
             error = caught
-        told: list[str | None] = [None] * self.count
-        dist.all_gather_object(told, None if error is None else str(error))
+        told = self._gathered(None if error is None else str(error))
+        if not any(told):
+            return made[0]
+        self._let_the_first_speak()
         if error is not None and len(set(told)) == 1:  # the same everywhere, so where it happened says nothing
             raise error
-        for rank, sentence in enumerate(told):
-            if sentence is not None:
-                raise RunError(f"rank {rank} cannot begin: {clause(sentence)}.")
-        return made[0]
+        rank = next(rank for rank, sentence in enumerate(told) if sentence is not None)
+        raise RunError(f"rank {rank} cannot begin: {clause(told[rank])}.")
+
+    def first_says(self, say: Callable[[], Value]) -> Value:
+        """What rank 0 says, on every rank; what it refuses is refused by all."""
+        if self.count == 1:
+            return say()
+        said = [self.ready(say if self.is_first else lambda: None)]
+        dist.broadcast_object_list(said, src=0)
+        return cast("Value", said[0])
+
+    def share_state(self, training: Training) -> None:
+        """Puts every rank where rank 0 is."""
+        if self.count == 1:
+            return
+        state = {name: tensor.cpu() for name, tensor in training.state().items()} if self.is_first else {}
+        threads, state = self.first_says(lambda: (torch.get_num_threads(), state))
+        torch.set_num_threads(threads)
+        training.load_state(state)
+
+    def expect_same(self, what: str, value: str) -> None:
+        """Refuses ranks that differ in something."""
+        if self.count == 1:
+            return
+        for rank, other in enumerate(values := self._gathered(value)):
+            if other != values[0]:
+                self._let_the_first_speak()
+                raise RunError(f"rank {rank} has other {what} than rank 0: give all of them the same.")
+
+    def _meeting(self) -> Any:
+        """A store in which nothing lies that ranks of an earlier start have left, such as addresses of dead processes.
+
+        torchrun keeps one store for all starts. Rank 0 names a new part of it, and answers each rank's own question
+        with that name, so that no rank can take an old name for the new one.
+        """
+        store, _, _ = next(iter(rendezvous("env://", timeout=PATIENCE)))
+        own = secrets.token_hex(8)
+        if not self.is_first:
+            store.set(f"maxgain/{self.rank}", own)
+            name = store.get(f"maxgain/answer/{own}").decode()
+            store.set(f"maxgain/{name}/{self.rank}", "")
+            return dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+        others = range(1, self.count)
+        while missing := [rank for rank in others if not store.check([f"maxgain/{own}/{rank}"])]:
+            for rank in missing:
+                if store.check([f"maxgain/{rank}"]):
+                    store.set(f"maxgain/answer/{store.get(f'maxgain/{rank}').decode()}", own)
+            time.sleep(0.02)
+        return dist.PrefixStore(own, store)  # type: ignore[attr-defined]
+
+    def _let_the_first_speak(self) -> None:
+        """Keeps the other ranks until rank 0 has ended: torchrun ends all of them as soon as one has failed."""
+        if not self.is_first:
+            with suppress(RuntimeError):
+                dist.all_reduce(torch.zeros(1))
+
+    def _gathered(self, value: Value) -> list[Value]:
+        """What every rank has."""
+        values: list[Any] = [None] * self.count
+        dist.all_gather_object(values, value)
+        return values
 
     def share_of(self, batch_size: int) -> slice:
         """The images of a batch that are this rank's."""
@@ -114,16 +196,13 @@ class Ranks:
         parts = torch.split(packed, [tensor.numel() for tensor in tensors])
         torch._foreach_copy_(list(tensors), [part.view_as(one) for part, one in zip(parts, tensors, strict=True)])
 
-    def from_first(self, value: Value) -> Value:
-        """What rank 0 has, on every rank."""
-        if self.count == 1:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
-
 
 ALONE = Ranks()
+
+
+def speaks() -> bool:
+    """Whether this process is one that people hear of."""
+    return Ranks.started().is_first
 
 
 def _is_loss(error: RuntimeError) -> bool:

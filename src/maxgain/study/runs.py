@@ -31,6 +31,7 @@ from .files import write_bytes, write_json, write_text
 from .locks import alone_in
 from .place import Place as Place
 from .place import chosen_device
+from .ranks import ALONE, Ranks
 from .recipes import Recipe, run_key, to_json
 from .regularisers import spelt
 from .run_files import (
@@ -94,53 +95,94 @@ def perform(
     *,
     resume: bool = False,
     watcher: Watcher | None = None,
+    ranks: Ranks = ALONE,
 ) -> Result:
-    """Trains to the end, from the checkpoint if the run is to be resumed, and returns the result that it writes."""
+    """Trains to the end, from the checkpoint if the run is to be resumed, and returns the result that it writes.
+
+    Of several ranks the first does all this, and the others train their shares beside it.
+    """
+    with ranks.joined(lambda: chosen_device(place.device)):
+        task = ranks.first_says(lambda: _look(recipe, place, dataset, resume))
+        if not task.is_finished:
+            with stream_for(ranks.own(chosen_device(task.place.device))):
+                run = ranks.ready(lambda: _prepare(task, dataset, watcher or Watcher(), ranks))
+                ranks.expect_same("data", run.training.fingerprint)
+                (_lead if ranks.is_first else _follow)(run, resume)
+        return ranks.first_says(lambda: _ended(place.folder))
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What there is to do: as it was asked for, or as a folder says that is taken up."""
+
+    recipe: Recipe
+    place: Place
+    is_finished: bool
+    begun: Begun | None = None
+    """What the folder says, if the run was begun before."""
+
+    def data(self) -> Dataset:
+        """The data to train on, which are those of a run that was begun."""
+        return self.place.load_data(self.recipe) if self.begun is None else data_of(self.begun, self.place)
+
+
+def _look(recipe: Recipe, place: Place, dataset: Dataset | None, resume: bool) -> _Task:
+    """What the folder says about the run; refused if it computes something else, or is on other data."""
     folder = place.folder
-    finished, saved = folder / RESULT, folder / CHECKPOINT
-    if not resume and (finished.exists() or saved.exists()):
+    is_finished = (folder / RESULT).exists()
+    if not resume and (is_finished or (folder / CHECKPOINT).exists()):
         raise RunError(f"{folder} holds a run already: go on with --resume, or choose another --out.")
-    if resume and (folder / CONFIG).exists():
-        recipe, place, dataset = _taken_up(recipe, place, dataset)
-    if not finished.exists():
-        with stream_for(chosen_device(place.device)):
-            run = _prepare(recipe, place, dataset, watcher or Watcher())
-            with alone_in(folder, *FILES):
-                _begin(run, resume)
-                _fit(run)
-                try:
-                    _conclude(run)
-                except KeyboardInterrupt:
-                    raise Interrupted(str(folder)) from None
+    if not resume or not (folder / CONFIG).exists():
+        return _Task(recipe, place, is_finished)
+    begun = read_begun(folder)
+    expect_same_recipe(folder, begun.recipe, recipe)
+    if dataset is not None:
+        expect_same_data(folder, begun.fingerprint, dataset.fingerprint)
+    elif is_finished and place.data is not None:
+        data_of(begun, place)
+    return _Task(begun.recipe, begun.resumed(place), is_finished, begun)
+
+
+def _lead(run: _Run, resume: bool) -> None:
+    """What the first rank does, which is mostly the only one."""
+    with alone_in(run.folder, *FILES):
+        _begin(run, resume)
+        _fit(run)
+        try:
+            _conclude(run)
+        except KeyboardInterrupt:
+            raise Interrupted(str(run.folder)) from None
+
+
+def _follow(run: _Run, resume: bool) -> None:
+    """What the other ranks do: train beside the first one until it ends, which is also how they hear of signals."""
+    run.training.ranks.share_state(run.training)
+    with signals.deferred():
+        for _ in train(run.training, speed=run.place.speed):
+            pass
+
+
+def _ended(folder: Path) -> Result:
     with contextlib.suppress(OSError):  # it takes up room, and does no harm
-        saved.unlink(missing_ok=True)
+        (folder / CHECKPOINT).unlink(missing_ok=True)
     return read_result(folder)
 
 
-def _taken_up(recipe: Recipe, place: Place, dataset: Dataset | None) -> tuple[Recipe, Place, Dataset | None]:
-    """What the run in the place's folder is made of; refused if it computes something else or is on other data."""
-    begun = read_begun(place.folder)
-    expect_same_recipe(place.folder, begun.recipe, recipe)
-    if dataset is not None:
-        expect_same_data(place.folder, begun.fingerprint, dataset.fingerprint)
-    elif place.data is not None or not (place.folder / RESULT).exists():
-        dataset = data_of(begun, place)
-    return begun.recipe, begun.resumed(place), dataset
-
-
-def _prepare(recipe: Recipe, place: Place, dataset: Dataset | None, watcher: Watcher) -> _Run:
+def _prepare(task: _Task, dataset: Dataset | None, watcher: Watcher, ranks: Ranks) -> _Run:
     """Everything that can go wrong before anything is written."""
+    place = task.place
     if place.checkpoint_seconds is not None and not place.checkpoint_seconds >= 0:
         raise RunError(f"checkpoint-seconds must not be negative, but is {place.checkpoint_seconds}.")
-    device = chosen_device(place.device)
-    dataset = dataset or place.load_data(recipe)
-    return _Run(place, dataset, Training(recipe, dataset, device), watcher, [])
+    device = ranks.own(chosen_device(place.device))
+    dataset = dataset or task.data()
+    return _Run(place, dataset, Training(task.recipe, dataset, device, ranks), watcher, [])
 
 
 def _begin(run: _Run, resume: bool) -> None:
     """Takes up the checkpoint, and writes before the first step, which shows at once whether the folder can be."""
     if resume and (run.folder / CHECKPOINT).exists():
         run.history = checkpoint.load(run.folder / CHECKPOINT, run.training)
+    run.training.ranks.share_state(run.training)
     training, data = run.training, datasets.data_root(run.place.data).absolute()
     Begun(training.recipe, training.fingerprint, str(data), training.device.type).write(run.folder)
     write_text(run.folder / METRICS, "".join(codec.encode(line) + "\n" for line in run.history))
@@ -228,7 +270,7 @@ def _conclude(run: _Run) -> None:
         "seconds": sum(line["seconds"] for line in run.history),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": _device_name(training.device),
-        "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
+        "machine": _machine(training.ranks),
         "torch": torch.__version__,
         "maxgain": maxgain.__version__,
         "command": shlex.join(["maxgain", *sys.argv[1:]]),
@@ -282,6 +324,11 @@ def _remedy(training: Training) -> str:
 def _scores(part: str, score: Score | None) -> dict[str, float | None]:
     loss, accuracy = (score.loss, score.accuracy) if score else (None, None)
     return {f"{part}_loss": loss, f"{part}_accuracy": accuracy}
+
+
+def _machine(ranks: Ranks) -> str:
+    beside = f", {ranks.count} ranks" if ranks.count > 1 else ""
+    return f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads{beside}"
 
 
 def _device_name(device: torch.device) -> str:

@@ -13,7 +13,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, TextIO
 
@@ -21,6 +21,7 @@ import maxgain
 from maxgain.errors import MaxGainError, RecipeError
 
 from .. import memory, signals
+from ..ranks import Ranks, speaks
 from ..recipes import RECIPES, recipe_named
 from ..runs import Interrupted
 from ..wording import unknown
@@ -54,8 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(errors="backslashreplace")  # the name of a file may be no text
     stop = partial(_stop, for_machines="--json" in arguments)
+    # Of several ranks the first answers a signal; the others end with it.
+    listening = signals.listening(f"stopped at once{_how_to_go_on(arguments)}.") if speaks() else nullcontext()
     try:
-        with signals.listening(f"stopped at once{_how_to_go_on(arguments)}."), memory.in_words(), _plain_warnings():
+        with listening, memory.in_words(), _plain_warnings():
             return _run(arguments)
     except (Interrupted, KeyboardInterrupt):
         return stop(signals.exit_code(), f"stopped{_how_to_go_on(arguments)}.")
@@ -78,7 +81,9 @@ def _how_to_go_on(arguments: Sequence[str]) -> str:
 
 
 def _stop(code: int, sentence: str, *, for_machines: bool) -> int:
-    """Says why it ends here: to people in a sentence, and to machines in JSON too."""
+    """Says why it ends here: to people in a sentence, and to machines in JSON too; of several ranks, one says it."""
+    if not speaks():
+        return code
     complain(f"maxgain: {sentence}")
     if for_machines:
         sys.stdout.write(json.dumps({"error": sentence, "exit_code": code}) + "\n")
@@ -95,13 +100,15 @@ def _run(arguments: list[str]) -> int:
         return 0
     if name not in COMMANDS:
         raise MaxGainError(unknown("command", name, COMMANDS))
+    if name != "train" and Ranks.started().count > 1:
+        raise MaxGainError(f"torchrun is for 'maxgain train': start 'maxgain {name}' once, without it.")
     command = importlib.import_module(f".{name}", __package__)
     try:
         options = _parsed(name, command, rest)
     except SystemExit:  # help was asked for and shown
         sys.stdout.write(_examples(command.EXAMPLES))
         raise
-    screen = Screen(for_machines=options.json)
+    screen = Screen(for_machines=options.json, silent=not speaks())
     screen.finish(command.run(options, screen))
     return 0
 

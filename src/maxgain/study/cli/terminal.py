@@ -34,17 +34,18 @@ class Common:
 class Screen:
     """Where a command shows what it does; silent for people when the output is for machines."""
 
-    def __init__(self, *, for_machines: bool = False) -> None:
+    def __init__(self, *, for_machines: bool = False, silent: bool = False) -> None:
         # Paths may hold brackets and colons, which are no markup; a file or a pipe has no width to fit tables into.
-        self.console = Console(quiet=for_machines, markup=False, emoji=False)
+        self.console = Console(quiet=for_machines or silent, markup=False, emoji=False)
         if not self.console.is_terminal:
             self.console.width = WIDTH_OF_A_FILE
         self.for_machines = for_machines
+        self.silent = silent
 
     @property
     def watched(self) -> bool:
         """Whether somebody sees it as it happens."""
-        return self.console.is_terminal and not self.for_machines
+        return self.console.is_terminal and not self.for_machines and not self.silent
 
     def show(self, what: str | Table) -> None:
         """Prints a table, or text, which wraps at words on a terminal and not at all in a file."""
@@ -66,14 +67,14 @@ class Screen:
 
     def finish(self, result: Any) -> None:
         """Prints the result for machines, if that is what was asked for."""
-        if self.for_machines:
+        if self.for_machines and not self.silent:
             sys.stdout.write(codec.encode(result, indent=2) + "\n")
 
     @contextmanager
     def progress(self) -> Iterator[Bars]:
         """Progress bars on standard error; none where that is not a terminal."""
         error = Console(stderr=True)
-        with Bars(error, hidden=self.for_machines or not error.is_terminal) as bars:
+        with Bars(error, hidden=self.for_machines or self.silent or not error.is_terminal) as bars:
             yield bars
 
 

@@ -1,0 +1,8 @@
+"""``python -m maxgain`` is the command line, which ``torchrun -m maxgain`` can start on many ranks."""
+
+import sys
+
+from .study.__main__ import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""``torchrun -m maxgain train``: as users start it, killed ranks and new starts included."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from maxgain.study.cli.app import main
+from torchrun import launch, torchrun
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo"),
+]
+# With these, rounding does not grow from step to step, as it does with max-pooling and large steps.
+SETTINGS = ["--network", "mlp", "--optimiser", "sgd", "--learning-rate", "0.005"]
+TRAIN = ["train", "digits", "--regulariser", "maxgain=2+batchnorm", *SETTINGS]
+
+
+def model(folder: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(folder / "model.safetensors")
+
+
+def numbers(content: Any) -> list[float]:
+    """All numbers in a JSON value but those that say how long something took."""
+    if isinstance(content, dict):
+        return [number for name, value in content.items() if name != "seconds" for number in numbers(value)]
+    if isinstance(content, list):
+        return [number for value in content for number in numbers(value)]
+    return [content] if isinstance(content, int | float) else []
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    assert main([*TRAIN, "--epochs", "3", "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks come to that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("two") / "run"
+    done = torchrun(2, "-m", "maxgain", *TRAIN, "--epochs", "3", "--out", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_train_the_network_that_one_process_trains(alone: Path, tmp_path: Path, ranks: int) -> None:
+    out = tmp_path / "run"
+    done = torchrun(ranks, "-m", "maxgain", *TRAIN, "--epochs", "3", "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    shown, result = json.loads(done.stdout), json.loads((alone / "result.json").read_text())
+    assert shown["machine"] == f"{result['machine'].rpartition(',')[0]}, 1 threads, {ranks} ranks"
+    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in alone.iterdir())
+    for name, expected in model(alone).items():
+        torch.testing.assert_close(model(out)[name], expected, rtol=1e-3, atol=1e-5)
+    parts = ("train_loss", "validation_loss", "test_loss", "test_accuracy", "max_gain", "gain_quantiles")
+    for part in parts:
+        assert numbers(shown[part]) == pytest.approx(numbers(result[part]), rel=1e-3)
+    lines = [(folder / "metrics.jsonl").read_text().splitlines() for folder in (out, alone)]
+    for ours, theirs in zip(*lines, strict=True):
+        assert numbers(json.loads(ours)) == pytest.approx(numbers(json.loads(theirs)), rel=1e-3)
+
+
+class Job:
+    """A torchrun under way, and its ranks."""
+
+    def __init__(self, out: Path, *options: str) -> None:
+        command = launch(2, "-m", "maxgain", *TRAIN, "--epochs", "3", "--out", out, options=options)
+        self.out = out
+        self.process = subprocess.Popen(**command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def rank(self, number: int) -> int:
+        """The process of a rank."""
+        for line in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+            variables = Path(f"/proc/{line}/environ").read_bytes().split(b"\0")
+            if f"RANK={number}".encode() in variables:
+                return int(line)
+        raise AssertionError(f"there is no rank {number}")
+
+    def wait_until(self, happened: Callable[[], bool]) -> None:
+        while not happened():
+            assert self.process.poll() is None, self.process.communicate()[0]
+            time.sleep(0.05)
+
+    def epochs(self) -> int:
+        path = self.out / "metrics.jsonl"
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    def ended(self) -> tuple[int, str]:
+        said, _ = self.process.communicate()
+        return self.process.returncode, said
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
+
+
+@needs_proc
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_ends_the_job_and_resuming_ends_in_the_same_bits(two: Path, tmp_path: Path, victim: int) -> None:
+    job = Job(tmp_path / "run")
+    job.wait_until(lambda: job.epochs() >= 1 and (job.out / "checkpoint.safetensors").exists())
+    os.kill(job.rank(victim), signal.SIGKILL)
+    code, said = job.ended()
+    assert code != 0
+    assert ("maxgain: rank 0 lost the others, so all end here" in said) == (victim == 1)
+    assert "gloo" not in said
+    assert not (job.out / "result.json").exists()
+    done = torchrun(2, "-m", "maxgain", *TRAIN, "--epochs", "3", "--out", job.out, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert (job.out / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
+
+
+@needs_proc
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_elastic_restart_goes_on_from_the_checkpoint_to_the_same_bits(
+    two: Path, tmp_path: Path, victim: int
+) -> None:
+    job = Job(tmp_path / "run", "--max-restarts=1")
+    job.wait_until(lambda: job.epochs() >= 1 and (job.out / "checkpoint.safetensors").exists())
+    os.kill(job.rank(victim), signal.SIGKILL)
+    code, said = job.ended()
+    assert code == 0, said
+    assert (job.out / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
+    assert job.epochs() == 3
+
+
+@needs_proc
+def test_sigterm_saves_and_resuming_ends_in_the_same_bits(two: Path, tmp_path: Path) -> None:
+    job = Job(tmp_path / "run")
+    job.wait_until(lambda: job.epochs() >= 1)
+    job.process.send_signal(signal.SIGTERM)
+    code, said = job.ended()
+    assert code != 0
+    assert said.count("goes on") == 1, said
+    assert (job.out / "checkpoint.safetensors").exists()
+    done = torchrun(2, "-m", "maxgain", *TRAIN, "--epochs", "3", "--out", job.out, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert (job.out / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert done.returncode != 0
+    return [line for line in done.stderr.splitlines() if line.startswith("maxgain: ")]
+
+
+def test_more_ranks_than_images_in_a_batch_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    done = torchrun(4, "-m", "maxgain", *TRAIN, "--batch-size", "3", "--out", tmp_path / "run")
+    assert refused(done) == ["maxgain: 4 ranks cannot share a batch of 3: start fewer, or use a larger --batch-size."]
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_that_one_rank_lacks_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, sys\n"
+        "from maxgain.study.cli.app import main\n"
+        f"data = r'{tmp_path}' + '/' + os.environ['RANK']\n"
+        f"sys.exit(main(['train', 'folder', '--epochs', '1', '--data', data, '--out', r'{tmp_path}/run']))\n"
+    )
+    from PIL import Image
+
+    for number in range(30):
+        path = tmp_path / "0" / "folder" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (96, 96), (number, 0, 0)).save(path)
+    done = torchrun(2, script)
+    (sentence,) = refused(done)
+    assert sentence.startswith("maxgain: rank 1 cannot begin: ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_commands_are_not_for_torchrun(tmp_path: Path) -> None:
+    done = torchrun(2, "-m", "maxgain", "compare", "digits", "--regularisers", "none", "--folds", "2")
+    assert refused(done) == ["maxgain: torchrun is for 'maxgain train': start 'maxgain compare' once, without it."]
