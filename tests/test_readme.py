@@ -26,11 +26,15 @@ ADDED = {
 """What a test adds to each command, so that it takes seconds; of an option that is there twice the last one counts."""
 
 
+def plain(text: str) -> list[str]:
+    """The fenced blocks that have no language."""
+    return [block for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S) if not language]
+
+
 def blocks(heading: str) -> list[list[list[str]]]:
     """The commands of each block in a section that has no language, as words."""
     section = re.split(r"^## ", README.partition(f"\n## {heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
-    found = re.findall(r"^```\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-    lines = [[shlex.split(line, comments=True) for line in block.splitlines()] for block in found]
+    lines = [[shlex.split(line, comments=True) for line in block.splitlines()] for block in plain(section)]
     return [[words for words in block if words] for block in lines]
 
 
@@ -75,7 +79,7 @@ def test_commands_for_fetched_data_are_understood_and_ask_for_the_data(fresh, ca
 
 def test_every_target_of_make_that_is_named_exists() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in re.findall(r"\bmake (\w+)", "\n".join(re.findall(r"^```\n(.*?)^```$", README, re.M | re.S))):
+    for target in re.findall(r"\bmake (\w+)", "\n".join(plain(README))):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
