@@ -64,6 +64,13 @@ class Question:
     validation_images: int | None = None
     """How many images they were chosen on."""
 
+    def __post_init__(self) -> None:
+        """Refuse, for files that somebody else may have written, what does not hang together."""
+        if strange := sorted({name for pair in self.contrasts for name in pair} - self.rows.keys()):
+            raise ValueError(f"a contrast names {strange[0]!r}, which is no row")
+        if self.cross_validation is not None and self.cross_validation < 3:
+            raise ValueError(f"there is no cross-validation with {self.cross_validation} folds")
+
     @property
     def design(self) -> Design:
         """How the differences are tested."""

@@ -269,11 +269,11 @@ class Folds(Source):
         path = where / "classes.txt"
         if not path.exists():
             return tuple(map(str, range(self.labels)))
-        checksums.expect_unchanged(path)
         try:
             names = tuple(reading.read_bytes(path, reading.MEBIBYTE).decode(errors="replace").splitlines())
         except FileError as error:
             raise DataError(str(error)) from error
+        checksums.expect_unchanged(path)
         if len(names) != self.labels:
             raise DataError(f"{path} has {len(names)} lines where {self.labels} names of classes are expected.")
         return names
