@@ -41,8 +41,8 @@ TUNE = [
     "tune",
 ]
 TRAIN = ["train", "digits", "--regulariser", "maxgain", "--fold", "0", *QUICK, "--out", "run"]
-TERMINALS = {"compare": COMPARE, "inspect": ["inspect", "run"], "list": ["list", "regularisers"]}
 WIDTHS = (60, 100, 160)
+TERMINALS = {"compare": (COMPARE, WIDTHS), "inspect": (["inspect", "run"], WIDTHS), "list": (["list"], (100,))}
 WINDOWS = {
     "wide": {"viewport": {"width": 1200, "height": 900}},
     "telephone": {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 1},
@@ -96,17 +96,18 @@ def page_pictures(name: str, page: Path, windows: dict[str, dict], chromium: str
             shown.goto(page.as_uri())
             _save(shown.screenshot(full_page=True), f"page-{name}-{kind}")
             context.close()
-        shown = browser.new_page(viewport={"width": 680, "height": 962})  # an A4 sheet less its margins
-        shown.goto(page.as_uri())
-        shown.emulate_media(media="print")
-        shown.evaluate("dispatchEvent(new Event('beforeprint'))")
-        _save(shown.screenshot(full_page=False), f"page-{name}-paper")
+        if "telephone" in windows:
+            shown = browser.new_page(viewport={"width": 680, "height": 962})  # an A4 sheet less its margins
+            shown.goto(page.as_uri())
+            shown.emulate_media(media="print")
+            shown.evaluate("dispatchEvent(new Event('beforeprint'))")
+            _save(shown.screenshot(full_page=False), f"page-{name}-paper")
         browser.close()
 
 
 def _save(png: bytes, name: str) -> None:
     """Few colours, so that the pictures stay small."""
-    picture = Image.open(io.BytesIO(png)).convert("RGB").quantize(48)
+    picture = Image.open(io.BytesIO(png)).convert("RGB").quantize(96)
     picture.save(GALLERY / f"{name}.png", optimize=True)
 
 
@@ -120,8 +121,8 @@ def main() -> None:
         folder = Path(name)
         for words in (TRAIN, COMPARE, TUNE):
             subprocess.run(command(*words), cwd=folder, check=True, stdout=subprocess.DEVNULL)
-        for what, words in TERMINALS.items():
-            for columns in WIDTHS:
+        for what, (words, widths) in TERMINALS.items():
+            for columns in widths:
                 terminal_picture(what, seen_on_a_terminal(words, columns, folder), columns)
         for what in ("compare", "tune", "run"):
             subprocess.run(command("report", what, "--out", f"{what}.html"), cwd=folder, check=True)
