@@ -349,6 +349,8 @@ def test_a_search_is_drawn_with_its_numbers_and_its_choice(tmp_path):
     shown = Elements((tmp_path / "report.html").read_text())
     assert "γ for MaxGain on digits: 2 " in shown.text
     assert "Chosen: maxgain=2." in shown.text
+    assert "3 trials" in shown.text
+    assert "0 finished runs" not in shown.text
     drawn = next(a["aria-label"] for tag, a in shown.elements if a.get("role") == "img")
     assert "against γ, 2 points" in drawn
     headings, *rows = shown.tables[0]

@@ -42,7 +42,8 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     for warning in found.warnings:
         screen.show(f"note: {warning}")
     failed = f", {len(found.failed)} failed" if found.failed else ""
-    screen.show(f"{counted(len(found.runs), 'run')}{failed}")
+    if found.runs or found.failed:
+        screen.show(f"{counted(len(found.runs), 'run')}{failed}")
     screen.end([options.out])
     screen.show(f"open it in a browser: {options.out.absolute().as_uri()}")
     return {"page": str(options.out), "runs": len(found.runs), "failed": len(found.failed)}
