@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measurements import batch_norm, choosing_gamma, gain_or_lipschitz, layer_by_layer, momentum, stale_and_fresh
+from measurements import (
+    batch_norm,
+    choosing_gamma,
+    gain_or_lipschitz,
+    layer_by_layer,
+    momentum,
+    ratchet,
+    stale_and_fresh,
+)
 from measurements.digits import QUICK, Effort, summary
 from measurements.style import styled, svg
 
@@ -26,6 +34,7 @@ PARTS = {
     "stale-and-fresh": stale_and_fresh,
     "batch-norm": batch_norm,
     "gain-or-lipschitz": gain_or_lipschitz,
+    "ratchet": ratchet,
 }
 
 
