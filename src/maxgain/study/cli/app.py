@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, bool]] = {
     "train": ("train one network by a recipe", True),
     "tune": ("choose a regulariser's numbers on the validation part", True),
     "compare": ("compare regularisers over folds or seeds, with a significance test", True),
+    "merge": ("bring the runs of several machines into one folder", False),
     "gains": ("draw the gains of a finished run, layer by layer", False),
     "report": ("make one page of the results in a folder, to look at offline", False),
     "inspect": ("show gains beside operator norms, layer by layer", False),

@@ -19,6 +19,7 @@ from ..compare.jobs import Job, Pairing
 from ..compare.question import FILE as ASKED
 from ..compare.question import Question, against, contrasts, remember
 from ..compare.records import Record
+from ..compare.shards import Shard
 from ..compare.shown import tables
 from ..compare.workers import runs_at_once
 from ..files import write_json
@@ -89,6 +90,9 @@ class Options(Common):
     one on a GPU)"""
     per_gpu: int | None = None
     """on a GPU, runs at a time, side by side from one process; no result depends on it (default: 1)"""
+    shard: str | None = None
+    """train the part NUMBER/COUNT of the runs alone, such as 0/4, for a machine of its own; 'maxgain merge' brings the
+    parts together"""
     out: Path | None = None
     """the comparison's folder (default: compare- and the recipe)"""
     data: DataFolder = None
@@ -99,6 +103,8 @@ class Options(Common):
 
 def run(options: Options, screen: Screen) -> dict[str, Any]:
     """Train what is missing, show the comparison, and say how to make a page of it."""
+    if options.shard is not None:
+        return _part(options, screen)
     comparison, place = compared(options, screen)
     content = conclude(comparison, place, screen)
     page = typed("report", place.folder, "--out", place.folder / "report.html")
@@ -106,6 +112,40 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     screen.end([place.folder / COMPARISON, place.results / f"{options.recipe.name}.jsonl"], steps)
     show_gaps(comparison, screen)
     return content
+
+
+def _part(options: Options, screen: Screen) -> dict[str, Any]:
+    """Train one part of the runs; what they show can be said when all parts are together."""
+    shard = Shard.parsed(options.shard or "")
+    _refuse_nonsense(options)
+    names = with_gamma(options.regularisers, options.gamma)
+    _refuse_doubles(names, tuned=options.tuned)
+    recipe = replace(options.recipe, train_on="train" if options.hold_out else "train+validation")
+    grids = [tuning_rule.Grid.parsed(text) for text in options.grid]
+    tuning_rule.refuse_unused(grids, names)
+    # What is chosen together is trained together, so that no part needs to know another.
+    chosen_on = (lambda job: (job.row, job.recipe.fold)) if options.tuned else (lambda job: job.recipe)
+    jobs = shard.of(work.plan(recipe, names, _pairing(options, recipe)), chosen_on)
+    processes = runs_at_once(options.jobs, options.per_gpu, options.device)
+    place = Place(options.out or Path(f"compare-{recipe.name}-{shard.number}"), options.data, options.device)
+    with alone_in(place.folder, COMPARISON, ASKED):
+        jobs = work.identified(jobs, place)
+        if options.tuned and jobs:
+            tuning = work.plan_tuning(jobs, grids, options.budget or tuning_rule.BUDGET)
+            tuning = work.identified(tuning, place.for_tuning)
+            if tuning:
+                _perform("tuning", tuning, place.for_tuning, processes, screen)
+                jobs = work.tuned(jobs, tuning, records.read(place.for_tuning.results))
+        if jobs:
+            _perform(f"part {options.shard}", jobs, place, processes, screen)
+        done = len(jobs) - len(work.missing(jobs, records.read(place.results)))
+    screen.show(f"part {options.shard}: {done} of {counted(len(jobs), 'run')} done in {place.folder}")
+    screen.show(
+        "next: maxgain merge OUT and the folders of all parts, then this command with --out OUT, without --shard"
+    )
+    if jobs and not done:
+        raise RunError(f"no run of part {options.shard} succeeded; {place.results} says why.")
+    return {"shard": options.shard, "folder": str(place.folder), "runs": len(jobs), "done": done}
 
 
 def conclude(comparison: Comparison, place: Place, screen: Screen) -> dict[str, Any]:
