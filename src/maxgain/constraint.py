@@ -11,8 +11,7 @@ import glob
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
@@ -20,12 +19,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from . import kernels, torch_quirks
+from . import torch_quirks
 from .distributed import local
 from .errors import AttachError, BoundError, MeasurementWarning, NotMeasuredError, PatternError, StateError
 from .functional import check_bound, shrink_all_
 from .layers import FoundLayer, find_layers, matches
 from .observe import UNMEASURED, Watch, watch
+from .share import Share, parameters_of
 
 Bound = float | Mapping[str, float]
 
@@ -308,7 +308,7 @@ class Constraint(ABC):
         return torch.device("cpu") if weight.is_meta else weight.device
 
     def _expect_held_by(self, optimizer: Optimizer) -> None:
-        if not _parameters_of(optimizer) & {id(layer.weight) for layer in self._layers}:
+        if not parameters_of(optimizer) & {id(layer.weight) for layer in self._layers}:
             raise AttachError(
                 f"this {type(optimizer).__name__} holds none of the {len(self._layers)} constrained weights "
                 f"({self._names[0]!r}, ...): make it from the parameters of the constrained model, "
@@ -330,8 +330,8 @@ class Constraint(ABC):
             held, others = {id(weight) for weight in weights}, set[int]()
             if optimizer is not None:
                 self._expect_held_by(optimizer)
-                held = _parameters_of(optimizer)
-                others = set[int]().union(*(_parameters_of(one) for one in self._optimizers if one is not optimizer))
+                held = parameters_of(optimizer)
+                others = set[int]().union(*(parameters_of(one) for one in self._optimizers if one is not optimizer))
             share = Share(signature, self._layers, weights, self.bounds, held, others - held, self._dtype, self._device)
             self._shares[optimizer] = share
         return share
@@ -359,99 +359,6 @@ class Constraint(ABC):
         return dict(zip(self._names, packed.tolist(), strict=True))
 
 
-@dataclass(frozen=True)
-class Share:
-    """The layers whose measurements a step uses up, and the weights that it divides.
-
-    Those are all layers but those whose weights only other optimisers hold. Divided are the weights that the stepping
-    optimiser holds, unless they are frozen or no bound on them can ever bind.
-    """
-
-    signature: Any
-    all_layers: Sequence[FoundLayer]
-    weights: Sequence[nn.Parameter]
-    all_bounds: Mapping[str, float]
-    held: set[int]
-    left_to_others: set[int]
-    dtype: torch.dtype
-    device: torch.device
-
-    @cached_property
-    def _covered(self) -> list[int]:
-        return [i for i, weight in enumerate(self.weights) if id(weight) not in self.left_to_others]
-
-    @cached_property
-    def layers(self) -> list[FoundLayer]:
-        """The layers that the step is about."""
-        return [self.all_layers[i] for i in self._covered]
-
-    @cached_property
-    def index(self) -> Tensor | None:
-        """Which of all layers these are; None if all."""
-        if len(self._covered) == len(self.weights):
-            return None
-        return torch.tensor(self._covered, device=self.device)
-
-    @cached_property
-    def bounds(self) -> Tensor:
-        """The bounds of the layers, packed."""
-        bounds = [self.all_bounds[layer.name] for layer in self.layers]
-        return torch.tensor(bounds, dtype=self.dtype, device=self.device)
-
-    @cached_property
-    def users(self) -> list[list[int]]:
-        """For each divided weight, the positions of the layers that use it: most often one."""
-        by_weight: dict[int, list[int]] = {}
-        for position, i in enumerate(self._covered):
-            by_weight.setdefault(id(self.weights[i]), []).append(position)
-        binding = [self.all_bounds[layer.name] != float("inf") for layer in self.layers]
-        return [
-            users
-            for identity, users in by_weight.items()
-            if identity in self.held
-            and self.weights[self._covered[users[0]]].requires_grad
-            and any(binding[user] for user in users)
-        ]
-
-    @cached_property
-    def divided(self) -> list[nn.Parameter]:
-        """The weights to divide, each once."""
-        return [self.weights[self._covered[users[0]]] for users in self.users]
-
-    @cached_property
-    def divided_by(self) -> Tensor:
-        """For each divided weight, the position of its factor."""
-        return torch.tensor([users[0] for users in self.users], dtype=torch.int64, device=self.device)
-
-    @cached_property
-    def _owners(self) -> Tensor:
-        """For each layer, the first layer with the same weight; one past the last for a weight that is not divided."""
-        owners = [len(self.layers)] * len(self.layers)
-        for users in self.users:
-            for user in users:
-                owners[user] = users[0]
-        return torch.tensor(owners, dtype=torch.int64, device=self.device)
-
-    def combined(self, factors: Tensor) -> Tensor:
-        """The factors as they take effect: the largest for layers that share a weight, 1 for what is not divided."""
-        room = torch.ones(len(factors) + 1, dtype=factors.dtype, device=factors.device)
-        room.scatter_reduce_(0, self._owners, factors, "amax")
-        room[-1:] = 1.0
-        return room[self._owners]
-
-    @property
-    def fused(self) -> kernels.FusedProjection | None:
-        """The whole projection in two launches, where that can be done."""
-        made: kernels.FusedProjection | None = self.__dict__.get("_fused")
-        if made is not None and made.fits(self.divided):
-            return made
-        if all(len(users) == 1 for users in self.users) and kernels.can_fuse(self.divided, self.bounds):
-            made = kernels.FusedProjection(self.divided, [users[0] for users in self.users], len(self.layers))
-            self.__dict__["_fused"] = made
-            return made
-        return None
-
-
 def resolve_bounds(bound: Bound, names: list[str], what: str) -> dict[str, float]:
     """The bound of every layer: one number for all, or the first glob of a mapping that matches the layer's name."""
     if not isinstance(bound, Mapping):
@@ -471,11 +378,6 @@ def resolve_bounds(bound: Bound, names: list[str], what: str) -> dict[str, float
             )
         bounds[name] = matching[0]
     return bounds
-
-
-def _parameters_of(optimizer: Optimizer) -> set[int]:
-    """The identities of the parameters that an optimiser holds."""
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def _expect_alike(name: str, found: Any, own: Tensor) -> None:

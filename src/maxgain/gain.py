@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import torch_quirks
-from .constraint import Bound, Constraint, Share
+from .constraint import Bound, Constraint
 from .distributed import Group, largest_of_ranks
 from .errors import MaxGainError, MeasurementWarning
 from .functional import check_p
 from .layers import FoundLayer, Instance
 from .observe import UNMEASURED, RunningMaximum, Tally
+from .share import Share
 
 Measure = Literal["stale", "fresh"]
 Strength = Literal["full", "rate"]

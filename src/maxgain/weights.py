@@ -8,10 +8,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from .constraint import Bound, Constraint, Share
+from .constraint import Bound, Constraint
 from .errors import UnsupportedLayerError
 from .functional import check_p, finite, widened
 from .layers import FoundLayer, find_layers
+from .share import Share
 
 
 class MaxNorm(Constraint):

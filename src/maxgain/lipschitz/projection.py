@@ -9,12 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import torch_quirks
-from ..constraint import Bound, Constraint, Share
+from ..constraint import Bound, Constraint
 from ..distributed import Group, largest_of_ranks
 from ..errors import MaxGainError, StateError
 from ..functional import finite
 from ..layers import FoundLayer
 from ..observe import UNMEASURED
+from ..share import Share
 from .maps import LinearMap, Shape, Sizes, check_operator_p, instance_sizes, linear_map, random_vector
 
 FIRST_ITERATIONS = 50
