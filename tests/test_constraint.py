@@ -103,7 +103,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[MaxGainError], str]] = {
         "Sequential has no layer.*register_layer",
     ),
     "nothing left": (lambda: MaxGain(net(), exclude="*"), NothingToConstrainError, "that include and exclude leave"),
-    "no optimiser": (lambda: MaxGain(net()).attach("adam"), AttachError, "takes a torch.optim.Optimizer, not str"),  # type: ignore[arg-type]
+    "no optimiser": (
+        lambda: MaxGain(net()).attach("adam"),
+        AttachError,
+        "takes a torch.optim.Optimizer or a wrapper that holds one, not str",
+    ),  # type: ignore[arg-type]
     "another's optimiser": (
         lambda: MaxGain(net()).attach(sgd(net())),
         AttachError,

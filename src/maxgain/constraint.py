@@ -12,7 +12,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
-from typing import Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +20,16 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from . import torch_quirks
+from .bounds import Bound, expect_alike, resolve_bounds
+from .coverage import tell_what_is_left_out
 from .distributed import local
-from .errors import AttachError, BoundError, MeasurementWarning, NotMeasuredError, PatternError, StateError
-from .functional import check_bound, shrink_all_
-from .layers import FoundLayer, find_layers, matches
+from .errors import AttachError, MeasurementWarning, NotMeasuredError, StateError, UnsupportedLayerError
+from .functional import shrink_all_
+from .layers import FoundLayer, find_layers, refusals
 from .observe import UNMEASURED, Watch, watch
+from .proof import Proofs
 from .share import Share, parameters_of
-
-Bound = float | Mapping[str, float]
+from .stepping import Missed, torch_optimizer_in
 
 
 class Observer(Protocol):
@@ -76,8 +78,12 @@ class Constraint(ABC):
         self._shares: dict[Any, Share] = {}
         self._observers: dict[str, Observer] = {}
         self._watches: list[Watch] = []
+        self._proofs = Proofs(self._layers)
+        self._missed = Missed(self._layers, type(self).__name__)
         self._unproven: set[str] = set()
         self._is_paused = False
+        if include is None:
+            tell_what_is_left_out(model, self._layers, exclude)
         self._watch()
 
     # What a constraint is made of.
@@ -105,11 +111,13 @@ class Constraint(ABC):
     def attach(self, optimizer: Optimizer) -> Self:
         """From now on ``optimizer.step()`` also projects the constrained weights that the optimiser holds.
 
-        Several optimisers may be attached (a generator's and a discriminator's): each projects what it steps.
+        Several optimisers may be attached (a generator's and a discriminator's): each projects what it steps. Of a
+        wrapper that holds a torch optimiser (Accelerate's, SAM) that one is attached, because it is the one that steps.
         """
+        optimizer = torch_optimizer_in(optimizer, {id(layer.weight) for layer in self._layers})
         if not isinstance(optimizer, Optimizer):
             raise AttachError(
-                f"attach() takes a torch.optim.Optimizer, not {type(optimizer).__name__}; "
+                f"attach() takes a torch.optim.Optimizer or a wrapper that holds one, not {type(optimizer).__name__}; "
                 "with anything else call step() yourself after each update."
             )
         if optimizer in self._optimizers:
@@ -119,6 +127,7 @@ class Constraint(ABC):
             self._watch()
         torch_quirks.after_scaler_step(optimizer, self._drop)
         self._optimizers[optimizer] = optimizer.register_step_post_hook(self._after_step)
+        self._missed.follow(optimizer)
         return self
 
     def detach(self) -> None:
@@ -127,6 +136,7 @@ class Constraint(ABC):
             handle.remove()
             torch_quirks.forget_scaler_step(optimizer, self._drop)
         self._optimizers.clear()
+        self._missed.end()
         for one in self._watches:
             one.remove()
         self._watches.clear()
@@ -172,7 +182,7 @@ class Constraint(ABC):
             said = f"it lacks {missing[0]!r}" if missing else f"it has {strange[0]!r}, which is not here"
             raise StateError(f"the state belongs to another {type(self).__name__}: {said}.")
         for name, tensor in own.items():
-            _expect_alike(name, state[name], tensor)
+            expect_alike(name, state[name], tensor)
         self._load(state)
 
     @property
@@ -188,6 +198,20 @@ class Constraint(ABC):
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy watches the copied model and has the same state; it is attached to no optimiser.
         return _rebuild, (type(self), self.model, self._options(), self.state_dict())
+
+    def _finish_copy(self) -> None:
+        model, options, state = self.__dict__.pop("_unfinished")
+        type(self).__init__(self, model, **options)
+        self.load_state_dict(state)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Called for what is not there: a copy made before its model was whole is finished by its first use."""
+            if "_unfinished" not in self.__dict__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            self._finish_copy()
+            return getattr(self, name)
 
     def _options(self) -> dict[str, Any]:
         """The keyword arguments that make this constraint again on a copy of the model."""
@@ -207,11 +231,13 @@ class Constraint(ABC):
             if observer is not None:
                 self._observers[layer.name] = observer
                 if observer.needs_forwards:
-                    self._watches.append(watch(layer, observer))
+                    observe = observer if self._watches else self._missed.noticing(layer, observer)
+                    proof = self._proofs.open.get(layer.name)
+                    self._watches.append(watch(layer, observe, proof.note if proof else None))
         self._unproven = set(self._names) if self.why_unknown else set()
 
     def _pause(self, paused: bool) -> None:
-        self._is_paused = paused
+        self._is_paused = self._missed.paused = paused
         for observer in self._observers.values():
             observer.paused = paused
 
@@ -234,6 +260,9 @@ class Constraint(ABC):
         if found_inf is not None:
             found_inf = found_inf.to(self._device)
         sizes = self._estimate(share)
+        if self._proofs.open:
+            known = [True] * len(sizes) if isinstance(sizes, list) else (sizes != UNMEASURED).tolist()
+            self._proofs.settle([layer for layer, k in zip(share.layers, known, strict=True) if k], self._device)
         if isinstance(sizes, list):
             self._divide_by_entry(share, sizes, found_inf)
         else:
@@ -288,13 +317,15 @@ class Constraint(ABC):
         silent = [name for name in trained if known[name] == UNMEASURED and name in self._unproven]
         if silent and silent == trained:
             raise NotMeasuredError(
-                f"a step was taken, but none of the {len(silent)} layers was measured. {self.why_unknown}"
+                f"a step was taken, but none of the {len(silent)} layers was measured ({silent[0]!r}, ...). "
+                f"{self.why_unknown}"
             )
         self._unproven -= known.keys()
         if silent:
             warnings.warn(
                 f"not measured by the first step, so not constrained in it: {', '.join(map(repr, silent))}. "
-                f"{self.why_unknown}",
+                f"{self.why_unknown} If the model uses the layer's weight without calling the layer, it cannot be "
+                "measured: leave it out with exclude.",
                 MeasurementWarning,
                 stacklevel=2,
             )
@@ -332,9 +363,23 @@ class Constraint(ABC):
                 self._expect_held_by(optimizer)
                 held = parameters_of(optimizer)
                 others = set[int]().union(*(parameters_of(one) for one in self._optimizers if one is not optimizer))
+            self._expect_unchanged()
             share = Share(signature, self._layers, weights, self.bounds, held, others - held, self._dtype, self._device)
             self._shares[optimizer] = share
         return share
+
+    def _expect_unchanged(self) -> None:
+        """Refuse layers that were parametrised, pruned, quantised or replaced since the constraint was made."""
+        modules = set(self.model.modules())
+        refused = [
+            (layer.name, layer.module, f"since the constraint was made it has changed: {reason}")
+            for layer in self._layers
+            if (reason := layer.objection() or (None if layer.module in modules else "it is no part of the model"))
+        ]
+        if refused:
+            raise UnsupportedLayerError(
+                f"{refusals(refused, 'constrained')} Or make the constraint after the change, on the model as it is."
+            )
 
     # The state.
 
@@ -359,40 +404,10 @@ class Constraint(ABC):
         return dict(zip(self._names, packed.tolist(), strict=True))
 
 
-def resolve_bounds(bound: Bound, names: list[str], what: str) -> dict[str, float]:
-    """The bound of every layer: one number for all, or the first glob of a mapping that matches the layer's name."""
-    if not isinstance(bound, Mapping):
-        return dict.fromkeys(names, check_bound(bound, what))
-    for pattern, value in bound.items():
-        check_bound(value, f"{what}[{pattern!r}]")
-        if not any(matches(name, pattern) for name in names):
-            known = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
-            raise PatternError(f"the pattern {pattern!r} of {what} matches no layer; the layers are {known}.")
-    bounds: dict[str, float] = {}
-    for name in names:
-        matching = [float(value) for pattern, value in bound.items() if matches(name, pattern)]
-        if not matching:
-            raise BoundError(
-                f"{what} says nothing about layer {name!r}: add '*': float('inf') as the last pattern "
-                "to measure the other layers without constraining them, or leave them out with exclude."
-            )
-        bounds[name] = matching[0]
-    return bounds
-
-
-def _expect_alike(name: str, found: Any, own: Tensor) -> None:
-    """Refuse an entry of a state that cannot take the place of our own; only a size may be nan: not known yet."""
-    if not isinstance(found, Tensor) or found.shape != own.shape:
-        shape = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        raise StateError(f"the state's {name!r} has {shape}, where shape {tuple(own.shape)} belongs.")
-    if found.is_floating_point() != own.is_floating_point() or found.is_complex():
-        raise StateError(f"the state's {name!r} is {found.dtype}, where {own.dtype} belongs.")
-    usable = torch.isfinite(found) | torch.isnan(found) if name.endswith(".size") else torch.isfinite(found)
-    if not bool(usable.all()):
-        raise StateError(f"the state's {name!r} is not finite: the file is damaged, or the run had diverged.")
-
-
 def _rebuild(cls: type[Constraint], model: nn.Module, options: dict[str, Any], state: dict[str, Tensor]) -> Constraint:
-    constraint = cls(model, **options)
-    constraint.load_state_dict(state)
+    """A copy on a copied model; if that is not whole yet, because it holds the constraint itself, as soon as it is."""
+    constraint = cls.__new__(cls)
+    constraint.__dict__["_unfinished"] = (model, options, state)
+    if "_modules" in vars(model):
+        constraint._finish_copy()
     return constraint

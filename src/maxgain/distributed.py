@@ -1,9 +1,14 @@
-"""What data-parallel training needs: one collective per step, and scaling of weights that lie in shards."""
+"""What training on many devices needs: one collective per step, and weights that lie in shards."""
 
-from typing import Literal
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 Group = dist.ProcessGroup | Literal[False] | None
 """Whose ranks share their maxima: None is the default group, where there is one; False means: do not share."""
@@ -18,7 +23,59 @@ def largest_of_ranks(packed: Tensor, group: Group) -> Tensor:
     return packed
 
 
+def is_sharded(tensor: Any) -> bool:
+    """Whether a tensor's ranks hold pieces of it: a DTensor, as FSDP2 and tensor parallelism make them."""
+    return hasattr(tensor, "full_tensor")
+
+
 def local(weight: Tensor) -> Tensor:
     """The part of a weight that this rank holds; the weight itself unless it is sharded."""
     to_local = getattr(weight, "to_local", None)
     return weight if to_local is None else to_local()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, gathered from all ranks if it is sharded; every rank must ask for it."""
+    if not is_sharded(tensor):
+        return tensor.detach()
+    sharded: Any = tensor.detach()
+    # Shards that were offloaded to the host are gathered where the ranks can talk to each other.
+    full: Tensor = sharded.to(sharded.device_mesh.device_type).full_tensor()
+    return full.to(tensor.device)
+
+
+def own_part(values: Tensor, weight: Tensor) -> Tensor:
+    """Of values that broadcast against a whole weight, those for the part that this rank holds."""
+    if not is_sharded(weight):
+        return values
+    sharded: Any = weight
+    for axis, placement in enumerate(sharded.placements):
+        if placement.is_shard() and values.shape[placement.dim] > 1:
+            pieces = values.chunk(sharded.device_mesh.size(axis), placement.dim)
+            at = sharded.device_mesh.get_local_rank(axis)
+            values = pieces[at] if at < len(pieces) else values.narrow(placement.dim, 0, 0)
+    return values
+
+
+@contextlib.contextmanager
+def whole_weights(module: nn.Module, instead: Mapping[str, Tensor] | None = None) -> Iterator[None]:
+    """The module with all of its sharded parameters gathered, and some of its own replaced, so that it can be run."""
+    swapped: list[tuple[dict[str, Any], str, Any]] = []
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            other = (instead or {}).get(name) if part is module else None
+            if other is not None or is_sharded(parameter):
+                swapped.append((part._parameters, name, parameter))
+                part._parameters[name] = other if other is not None else whole(parameter)  # type: ignore[assignment, arg-type]
+    try:
+        yield
+    finally:
+        for parameters, name, parameter in swapped:
+            parameters[name] = parameter
+
+
+def is_in_fsdp1(model: nn.Module) -> bool:
+    """Whether a part of the model is wrapped in ``FullyShardedDataParallel``."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    wrapper = getattr(fsdp, "FullyShardedDataParallel", None)
+    return wrapper is not None and any(isinstance(module, wrapper) for module in model.modules())

@@ -36,6 +36,10 @@ class NotMeasuredError(MaxGainError, RuntimeError):
     """A step was taken although no constrained layer had been measured."""
 
 
+class ScriptingError(MaxGainError, AttributeError):
+    """A watched model was given to torch.jit.script, which compiles the hooks of a model."""
+
+
 class StateError(MaxGainError, ValueError):
     """A state that belongs to another model or constraint."""
 

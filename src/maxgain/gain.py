@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import torch_quirks
-from .constraint import Bound, Constraint
+from .bounds import Bound
+from .constraint import Constraint
 from .distributed import Group, largest_of_ranks
 from .errors import MaxGainError, MeasurementWarning
 from .functional import check_p
@@ -139,7 +140,7 @@ class MaxGain(Constraint):
         self._counts.forget(share.index)
         if self.measure == "fresh":
             for observer in self._maxima_of(share):
-                observer.kept = None
+                observer.let_go()
 
     def _maxima_of(self, share: Share) -> list[RunningMaximum]:
         found = [self._observers[layer.name] for layer in share.layers]
@@ -239,7 +240,7 @@ class MaxGain(Constraint):
 
     def _warn_of_dropped(self, dropped: Mapping[str, int]) -> None:
         total = sum(dropped.values())
-        if total > self._dropped_seen:
+        if len(str(total)) > len(str(self._dropped_seen)) or (total and not self._dropped_seen):  # 1, 10, 100, ...
             self._dropped_seen = total
             worst = max(dropped, key=lambda name: dropped[name])
             warnings.warn(

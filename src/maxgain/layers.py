@@ -52,6 +52,8 @@ class LayerKind:
     """True where x is the input divided by its own size: Wx is linear in x, but not in the input."""
     forward_arguments: Callable[[torch.Size], dict[str, Any]] = lambda shape: {}
     """What ``forward`` must be given besides the input to return an output of this shape again."""
+    input_shape: Callable[[Any], tuple[int, ...]] = lambda layer: ()
+    """The shape of an input that a layer of this kind takes, for those that have not been given one yet."""
     defect: Callable[[nn.Module], str | None] = lambda layer: None
     """Why a layer cannot be used although it is of this kind."""
 
@@ -76,6 +78,14 @@ def _affine(instance_dims: int, **others: Any) -> LayerKind:
     return LayerKind(lambda layer, x: instance_dims, _without_bias(instance_dims), form="affine", **others)
 
 
+def _image(layer: Any) -> tuple[int, ...]:
+    """The shape of an input that is large enough for a convolution."""
+    extents = (
+        2 * gap * k + stride for gap, k, stride in zip(layer.dilation, layer.kernel_size, layer.stride, strict=True)
+    )
+    return (2, layer.in_channels, *extents)
+
+
 def _transposed_convolution(instance_dims: int) -> LayerKind:
     # Its weight is laid out as (inputs, outputs / groups, ...). It has several possible output sizes, and was told
     # which of them to take.
@@ -84,6 +94,7 @@ def _transposed_convolution(instance_dims: int) -> LayerKind:
         linear_map="TransposedConvolution",
         units=1,
         forward_arguments=lambda shape: {"output_size": list(shape)},
+        input_shape=_image,
     )
 
 
@@ -133,10 +144,10 @@ def _normalised_shape(layer: Any, x: Tensor) -> int:
 
 # A type of an optional dependency is named by its path, so that nothing has to be imported for it.
 KINDS: dict[type[nn.Module] | str, LayerKind] = {
-    nn.Linear: _affine(1, linear_map="Dense"),
-    nn.Conv1d: _affine(2, linear_map="Convolution"),
-    nn.Conv2d: _affine(3, linear_map="Convolution"),
-    nn.Conv3d: _affine(4, linear_map="Convolution"),
+    nn.Linear: _affine(1, linear_map="Dense", input_shape=lambda layer: (2, layer.in_features)),
+    nn.Conv1d: _affine(2, linear_map="Convolution", input_shape=_image),
+    nn.Conv2d: _affine(3, linear_map="Convolution", input_shape=_image),
+    nn.Conv3d: _affine(4, linear_map="Convolution", input_shape=_image),
     nn.ConvTranspose1d: _transposed_convolution(2),
     nn.ConvTranspose2d: _transposed_convolution(3),
     nn.ConvTranspose3d: _transposed_convolution(4),
@@ -169,7 +180,9 @@ KINDS: dict[type[nn.Module] | str, LayerKind] = {
         divides_by_its_input=True,
         by_default=False,
     ),
-    "transformers.pytorch_utils.Conv1D": _affine(1, linear_map="TransposedDense", units=1),
+    "transformers.pytorch_utils.Conv1D": _affine(
+        1, linear_map="TransposedDense", units=1, input_shape=lambda layer: (2, layer.weight.shape[0])
+    ),
 }
 
 _CALLED_INSIDE = "its weights are used inside one fused operation, so no input and output of a linear part can be seen"
@@ -241,6 +254,10 @@ class FoundLayer:
         weight: nn.Parameter = getattr(self.module, self.kind.weight)
         return weight
 
+    def objection(self) -> str | None:
+        """Why the layer can no longer be used: it was parametrised, pruned or quantised since it was found."""
+        return _defect(self.module, self.kind, rescale=True)
+
     def scalar(self, value: float) -> Tensor:
         """A number kept beside the weight, in float32 at least; on the host while the weight is not anywhere yet."""
         weight = self.weight
@@ -273,6 +290,9 @@ def find_layers(
         name = ".".join(step for step in path.split(".") if step != "_orig_mod")
         kind, own_forward, reason = _look_up(module, rescale=rescale)
         if kind is None and reason is None:
+            # What is no layer of a known kind can be excluded too, so that nobody is warned about it.
+            own = [name, *(f"{name}.{one}".lstrip(".") for one in module._parameters)] if module._parameters else []
+            unused -= {glob for glob in unused & set(excluded or ()) if any(matches(one, glob) for one in own)}
             continue
         known.append(name)
         unused -= {glob for glob in unused if matches(name, glob)}
@@ -294,7 +314,7 @@ def find_layers(
         assert kind is not None
         found.append(FoundLayer(name, module, kind, own_forward))
     if refused:
-        raise UnsupportedLayerError(_refusal(refused, "constrained" if rescale else "measured"))
+        raise UnsupportedLayerError(refusals(refused, "constrained" if rescale else "measured"))
     if unused:
         names = ", ".join(map(repr, known[:8]))
         raise PatternError(
@@ -310,7 +330,12 @@ def find_layers(
     return found
 
 
-def _refusal(refused: list[tuple[str, nn.Module, str]], verb: str) -> str:
+def refusal(layer: FoundLayer, verb: str, reason: str) -> str:
+    """What to say of a layer that turned out to be unusable."""
+    return refusals([(layer.name, layer.module, reason)], verb)
+
+
+def refusals(refused: list[tuple[str, nn.Module, str]], verb: str) -> str:
     """What to say of the layers that cannot be used, all of them at once."""
     (name, module, reason), *others = refused
     if not name:
@@ -375,8 +400,21 @@ def _defect(module: nn.Module, kind: LayerKind, *, rescale: bool) -> str | None:
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         return "its weight is quantised, or complex"
     if rescale and kind.weight not in module._parameters:
-        return (
-            f"its {kind.weight!r} is not a parameter but computed from others "
-            "(a parametrisation, weight norm or pruning), so it cannot be scaled in place"
-        )
+        return _why_not_a_parameter(module, kind.weight)
     return kind.defect(module)
+
+
+def _why_not_a_parameter(module: nn.Module, name: str) -> str:
+    """Why a weight cannot be divided in place."""
+    if name in getattr(module, "parametrizations", ()):
+        by = "a parametrisation"
+    elif f"{name}_orig" in module._parameters:
+        by = "pruning or spectral norm"
+    elif f"{name}_g" in module._parameters:
+        by = "weight norm"
+    else:
+        return (
+            f"its {name!r} is no parameter of its own: something sets it before each forward, such as "
+            "FullyShardedDataParallel with use_orig_params=False (use fully_shard, or use_orig_params=True)"
+        )
+    return f"its {name!r} is not a parameter but computed from others ({by}), so it cannot be scaled in place"

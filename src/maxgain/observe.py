@@ -7,17 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from . import kernels, torch_quirks
+from .distributed import is_sharded, whole, whole_weights
+from .errors import MaxGainError, UnsupportedLayerError
 from .functional import gain
-from .layers import FoundLayer, Instance, instance_dims
+from .layers import FoundLayer, Instance, instance_dims, refusal
 
 UNMEASURED = -1.0
 """What a maximum holds if nothing was recorded: below every gain, so it exceeds no bound."""
+MOST_KEPT = 64
+"""How many inputs of a layer are kept for fresh gains; more are measured at once, with the weight as it is then."""
 
 
 def layer_gains(layer: FoundLayer, x: Tensor, output: Tensor | None, p: float, instance: Instance) -> Tensor:
@@ -40,11 +45,61 @@ class Watch:
         torch_quirks.hide_hooks_from_compiler(self.module)
 
 
-def watch(layer: FoundLayer, observe: Callable[[Tensor, Tensor], None]) -> Watch:
+def watch(
+    layer: FoundLayer, observe: Callable[[Tensor, Tensor], None], note: Callable[..., None] | None = None
+) -> Watch:
     """Call ``observe(input, output)`` whenever the layer runs, before any hook that may change the output."""
     torch_quirks.show_hooks_to_compiler(layer.module)
-    hook = torch_quirks.ForwardHook(observe)
+    hook = torch_quirks.ForwardHook(layer.module, _named(layer, observe), note)
     return Watch(layer.module, layer.module.register_forward_hook(hook, with_kwargs=True, prepend=True))
+
+
+def _named(layer: FoundLayer, observe: Callable[[Tensor, Tensor], None]) -> Callable[[Any, Any], None]:
+    """The observer, made to leave transforms alone and to name the layer where something does not fit."""
+
+    def observe_or_say(x: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            if (reason := _misfit(layer, x, output)) is not None:
+                raise UnsupportedLayerError(refusal(layer, "measured", reason))
+            observe(x, output)
+        elif not torch_quirks.is_simulated(x):
+            try:
+                observe(_plain(x), _plain(output))
+            except MaxGainError:
+                raise
+            except Exception as error:  # what a layer is given and returns is up to its model
+                reason = _misfit(layer, x, output)
+                if reason is None and not layer.own_forward:
+                    raise
+                reason = reason or f"its type has a forward of its own, and {type(error).__name__}: {error}"
+                raise UnsupportedLayerError(refusal(layer, "measured", reason)) from error
+
+    return observe_or_say
+
+
+def _plain(value: Any) -> Any:
+    """The rows of a jagged tensor, in one dense tensor; anything else as it is."""
+    return value.values() if isinstance(value, Tensor) and value.is_nested and value.layout == torch.jagged else value
+
+
+def _misfit(layer: FoundLayer, x: Any, output: Any) -> str | None:
+    """What there is in a call of a layer that does not fit its row; None if nothing is seen."""
+    kind, module = layer.kind, layer.module
+    if not isinstance(x, Tensor):
+        return f"its input is not a tensor but {'missing' if x is None else type(x).__name__}"
+    if kind.needs_output and not isinstance(output, Tensor):
+        return f"it returns {type(output).__name__}, and which part of that is Wx is not known"
+    if x.is_nested or x.layout != torch.strided:
+        return f"its input is {'nested' if x.is_nested else 'sparse'}, which has no norm of one instance"
+    if not kind.needs_output:
+        return None
+    dims, bias = kind.instance_dims(module, x), getattr(module, "bias", None)
+    shapes = f"its input has shape {tuple(x.shape)} and its output {tuple(output.shape)}"
+    if x.dim() < dims or x.shape[: x.dim() - dims] != output.shape[: output.dim() - dims]:
+        return f"{shapes}, which do not have the same instances of {dims} dimensions"
+    if bias is not None and output.shape[output.dim() - dims] != bias.numel():
+        return f"{shapes}, in which the {bias.numel()} entries of its bias do not lie along dimension {-dims}"
+    return None
 
 
 class Tally:
@@ -129,6 +184,7 @@ class RunningMaximum:
         self.paused = False
         self.keep_inputs = keep_inputs
         self.kept: Kept | None = None
+        self.kept_count = 0
         weight = layer.weight
         self._follow(torch.device("cpu") if weight.is_meta else weight.device)
 
@@ -137,10 +193,24 @@ class RunningMaximum:
         if self.paused or not self.layer.module.training or torch_quirks.is_exporting():
             return
         if self.keep_inputs:
-            # A copy, because whoever owns the input may overwrite it before the step.
-            self.kept = Kept(x.detach().clone(), output.shape, before=self.kept)
+            self._keep(x, output)
         elif x.numel():
-            self._record(x, output)
+            if is_sharded(x) or is_sharded(output):
+                with torch.no_grad(), whole_weights(self.layer.module):
+                    self._record(whole(x), whole(output) if self.layer.kind.needs_output else None)
+            else:
+                self._record(x, output)
+
+    def _keep(self, x: Tensor, output: Tensor) -> None:
+        compiling = torch.compiler.is_compiling()
+        if compiling and not torch.is_grad_enabled():
+            return  # nobody could let go of it here
+        # A copy, because whoever owns the input may overwrite it before the step.
+        self.kept = Kept(x.detach().clone(), output.shape, before=self.kept)
+        if not compiling:
+            self.kept_count += 1
+            if self.kept_count > MOST_KEPT:
+                self.replay()
 
     def _record(self, x: Tensor, output: Tensor | None) -> None:
         """Take the gains of a forward into the maximum; on a GPU by one kernel, where there is one for the layer."""
@@ -175,18 +245,27 @@ class RunningMaximum:
 
     @torch.no_grad()
     def replay(self) -> None:
-        """Record the kept inputs' gains under the weights as they are now."""
+        """Record the kept inputs' gains under the weights as they are now, and let go of them."""
         kept = self.kept
-        while kept is not None:
-            if kept.x.numel():
-                with torch.autocast(kept.x.device.type, enabled=False):
-                    x = kept.x.to(self.layer.weight.dtype)
-                    self._record(x, self._forward(x, kept.shape) if self.layer.kind.needs_output else None)
-            kept = kept.before
-        self.kept = None
+        with whole_weights(self.layer.module):
+            while kept is not None:
+                if kept.x.numel():
+                    with torch.autocast(kept.x.device.type, enabled=False):
+                        x = whole(kept.x).to(self.layer.weight.dtype)
+                        self._record(x, self._forward(x, kept.shape) if self.layer.kind.needs_output else None)
+                kept = kept.before
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Forget the inputs that were kept."""
+        self.kept, self.kept_count = None, 0
 
     def _forward(self, x: Tensor, shape: torch.Size) -> Tensor:
-        output: Tensor = self.layer.module.forward(x, **self.layer.kind.forward_arguments(shape))
+        try:
+            output: Tensor = self.layer.module.forward(x, **self.layer.kind.forward_arguments(shape))
+        except TypeError as error:
+            reason = "its forward takes more than its input, which measure='fresh' does not keep"
+            raise UnsupportedLayerError(refusal(self.layer, "measured afresh", reason)) from error
         return output
 
     def _follow(self, device: torch.device) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary, WeakMethod
 
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
+
+from .errors import ScriptingError
 
 # --- Steps that GradScaler leaves out ---------------------------------------------------------------------------------
 #
@@ -71,13 +74,29 @@ class ForwardHook:
     tests/promises/test_plain_module.py.
     """
 
-    def __init__(self, observe: Callable[[Tensor, Tensor], None]) -> None:
+    def __init__(
+        self, module: nn.Module, observe: Callable[[Any, Any], None], note: Callable[..., None] | None = None
+    ) -> None:
         self.observe = observe
+        self.note = note
+        """Told of each call that is not compiled: the input, and all that was given besides."""
+        self.first = next(iter(inspect.signature(module.forward).parameters), "input")
+        """What the module's forward calls its input."""
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Torch calls this after the layer's forward."""
-        x = args[0] if args else kwargs["input"] if "input" in kwargs else next(iter(kwargs.values()))
-        self.observe(x, output)
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        """Torch calls this after the layer's forward, with keyword arguments and output, or with the output alone."""
+        kwargs = rest[0] if len(rest) > 1 else {}
+        x = args[0] if args else kwargs.get(self.first)
+        if not torch.compiler.is_compiling() and self.note is not None:
+            self.note(x, args[1:], {name: value for name, value in kwargs.items() if args or name != self.first})
+        self.observe(x, rest[-1])
+
+    @property
+    def __name__(self) -> str:
+        # torch.jit.script compiles the hooks of a module, and asks for their names first.
+        raise ScriptingError(
+            "a model cannot be scripted while a constraint watches it: call detach(), script it, and make a new one."
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A callable of the standard library that takes anything and returns None, so it can stand in for a hook.
@@ -101,6 +120,27 @@ def hide_hooks_from_compiler(module: nn.Module) -> None:
         module.__dict__["_parameters"] = dict(module._parameters)
 
 
+@contextlib.contextmanager
+def undisturbed(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Run a module on the side: its buffers and the random numbers are afterwards as they were.
+
+    The buffers are replaced by copies meanwhile; what was done to one in place and undone would upset autograd.
+    Guarded by tests/test_proof.py.
+    """
+    buffers = [(part._buffers, name, buffer) for part in module.modules() for name, buffer in part._buffers.items()]
+    try:
+        for home, name, buffer in buffers:
+            home[name] = None if buffer is None else buffer.clone()
+        with (
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            torch.autocast(device.type, enabled=False),
+        ):
+            yield
+    finally:
+        for home, name, buffer in buffers:
+            home[name] = buffer
+
+
 # --- Compiling and capturing ------------------------------------------------------------------------------------------
 
 
@@ -111,6 +151,25 @@ def is_exporting() -> bool:
     Guarded by tests/promises/test_plain_module.py.
     """
     return bool(torch.compiler._is_exporting_flag)
+
+
+_infra_mode = torch._C._get_dispatch_mode
+_SIMULATIONS = tuple(torch._C._TorchDispatchModeKey.__members__.values())
+
+
+def is_simulated(x: Tensor) -> bool:
+    """Whether a forward is run to be transformed or traced, and not to compute anything: there is nothing to measure.
+
+    Under ``torch.func`` (grad, vmap, jacrev), ``make_fx``, ``aot_module``, fake tensors and ``torch.jit.trace`` a
+    tensor stands for others, and changing a plain tensor in place by it fails. Seen on torch 2.11 to 2.13. Guarded by
+    tests/promises/test_transforms.py.
+    """
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or any(_infra_mode(mode) is not None for mode in _SIMULATIONS)
+        or torch._C._is_tracing()
+        or (type(x) is not Tensor and type(x).__name__ in ("FakeTensor", "Proxy"))
+    )
 
 
 def at_fixed_address(tensor: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from .constraint import Bound, Constraint
+from .bounds import Bound
+from .constraint import Constraint
 from .errors import UnsupportedLayerError
 from .functional import check_p, finite, widened
 from .layers import FoundLayer, find_layers

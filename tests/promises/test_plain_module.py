@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from maxgain import MaxGain
+from maxgain import Lipschitz, MaxGain, MaxNorm, WeightClip
 from maxgain.errors import AttachError
 
 
@@ -196,3 +196,49 @@ def test_promise_12_a_model_in_evaluation_mode_can_be_traced() -> None:
     MaxGain(model)
     traced = torch.fx.symbolic_trace(model)
     torch.testing.assert_close(traced(images()), model(images()))
+
+
+class Owner(nn.Module):
+    """A model that keeps its own constraint, as a LightningModule may."""
+
+    def __init__(self, constrain: Any = MaxGain) -> None:
+        super().__init__()
+        self.body = net()
+        self.constraint = constrain(self, 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.body(x)
+        return out
+
+
+def saved_and_loaded(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded: nn.Module = torch.load(file, weights_only=False)
+    return loaded
+
+
+@pytest.mark.parametrize("constrain", [MaxGain, Lipschitz, MaxNorm, WeightClip])
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, saved_and_loaded, lambda model: AveragedModel(model).module],
+    ids=["deepcopy", "save and load", "EMA"],
+)
+def test_promise_12_a_constraint_may_live_on_the_module_that_it_constrains(copied: Any, constrain: Any) -> None:
+    model = Owner(constrain)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
+    model.constraint.attach(optimiser)
+    one_step(model, optimiser)
+    twin = copied(model)
+    assert twin.constraint is not model.constraint
+    assert twin.constraint.model is twin
+    assert twin.constraint.gains == model.constraint.gains
+    assert twin.constraint.bounds == model.constraint.bounds
+    model.constraint.detach()
+    for one in (model, twin):
+        optimiser = torch.optim.SGD(one.parameters(), lr=0.05)
+        one.constraint.attach(optimiser)
+        one_step(one, optimiser)
+    assert equal_states(model, twin)
+    assert twin.constraint.gains == model.constraint.gains

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ..constraint import Bound
+from ..bounds import Bound
 from ..errors import MissingExtraError
 from .callback import ConstrainingCallback
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..constraint import Bound
+from ..bounds import Bound
 from ..errors import MissingExtraError
 from .callback import ConstrainingCallback
 

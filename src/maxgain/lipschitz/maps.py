@@ -17,6 +17,7 @@ from torch import Tensor
 from ..errors import NormError, UnsupportedLayerError
 from ..functional import check_p
 from ..layers import FoundLayer
+from ..torch_quirks import undisturbed
 from .absolute_sums import AbsoluteSums, sources
 
 Shape = tuple[int, ...]
@@ -94,7 +95,8 @@ class OwnForward(LinearMap):
         """``Wx`` of a batch of instances."""
         module, kind = self.layer.module, self.layer.kind
         x = x.to(self.layer.weight.dtype)
-        return kind.linear_part(module, x, module.forward(x) if kind.needs_output else None)[1].to(self.dtype)
+        with undisturbed(module, x.device):
+            return kind.linear_part(module, x, module.forward(x) if kind.needs_output else None)[1].to(self.dtype)
 
     def _largest_absolute_sum(self, *, rows: bool) -> Tensor:
         """Found by sending every basis vector through the layer, whose matrix may be anything."""

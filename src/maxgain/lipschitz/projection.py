@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import torch_quirks
-from ..constraint import Bound, Constraint
+from ..bounds import Bound
+from ..constraint import Constraint
 from ..distributed import Group, largest_of_ranks
 from ..errors import MaxGainError, StateError
 from ..functional import finite

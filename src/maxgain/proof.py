@@ -1,0 +1,109 @@
+"""Whether dividing a layer's weight divides its ``Wx``, which every projection rests on.
+
+For the types in ``layers`` it is known. A subclass with a forward of its own may do anything to its weight first: one
+that standardises it computes the same ``Wx`` for W and W/2, and dividing its weight would shrink it towards zero
+without its gain ever coming down. So such a layer is tried, once, before its weight is divided for the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import torch_quirks
+from .distributed import whole, whole_weights
+from .errors import MaxGainError, UnsupportedLayerError
+from .layers import FoundLayer, refusals
+
+TOLERANCE = 0.02
+"""By which fraction of ``Wx`` half the weight may miss half of it: by rounding, or as quantised in training."""
+
+
+class Proofs:
+    """The layers of a model whose forward is their own, until it was tried."""
+
+    def __init__(self, layers: Sequence[FoundLayer]) -> None:
+        self.open = {layer.name: Proof(layer) for layer in layers if layer.own_forward and layer.kind.needs_output}
+
+    def settle(self, layers: Sequence[FoundLayer], device: torch.device) -> None:
+        """Before the weights of these layers are divided, find out whether they may be; if not, raise and name them."""
+        waiting = [layer for layer in layers if layer.name in self.open]
+        if not waiting:
+            return
+        if torch_quirks.is_capturing(device):
+            raise MaxGainError(
+                f"layer {waiting[0].name!r} has a forward of its own, which the first step tries out: "
+                "take one step before a CUDA graph is captured."
+            )
+        refused = []
+        for layer in waiting:
+            if (objection := self.open[layer.name].objection()) is None:
+                del self.open[layer.name]
+            else:
+                refused.append((layer.name, layer.module, objection))
+        if refused:
+            raise UnsupportedLayerError(
+                f"{refusals(refused, 'constrained')} Or tell what its linear part is with register_layer()."
+            )
+
+
+class Proof:
+    """Remembers how a layer is called, and tries whether halving its weight halves its ``Wx``."""
+
+    def __init__(self, layer: FoundLayer) -> None:
+        self.layer = layer
+        self._shape: tuple[int, ...] | None = None
+        self._others: tuple[Any, ...] = ()
+        self._keywords: dict[str, Any] = {}
+
+    def note(self, x: Any, others: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """Of the first call: the shape of its input, and what it was given besides."""
+        if self._shape is None and isinstance(x, Tensor):
+            self._others, self._keywords = others, keywords
+            # Two instances are enough, unless something else was given for each of them.
+            few = x.shape[:1] if others or keywords or x.dim() < 2 else (min(2, len(x)),)
+            self._shape = (*few, *x.shape[1:])
+
+    def objection(self) -> str | None:
+        """Why the layer's weight must not be divided; None if it may be."""
+        try:
+            halves = self._halves()
+        except Exception as error:  # a forward is arbitrary code
+            said = str(error).strip().partition("\n")[0]
+            return (
+                "its type has a forward of its own, and whether that is linear in its weight could not be tried "
+                f"({type(error).__name__}: {said})"
+            )
+        if halves:
+            return None
+        return (
+            "halving its weight does not halve its Wx, so dividing the weight would not bring its gain down "
+            "(its type has a forward of its own)"
+        )
+
+    @torch.no_grad()
+    def _halves(self) -> bool:
+        layer, generator = self.layer, torch.Generator().manual_seed(0)
+        weight = whole(layer.weight)
+        shape = self._shape or layer.kind.input_shape(layer.module)
+        x = torch.randn(shape, generator=generator).to(weight.device, weight.dtype)
+        full = self._part(weight, x)
+        if not full.any():
+            weight = torch.randn(weight.shape, generator=generator).to(weight)
+            full = self._part(weight, x)
+        missed = torch.linalg.vector_norm(self._part(weight / 2, x) - full / 2)
+        return bool(missed <= TOLERANCE * torch.linalg.vector_norm(full))
+
+    def _part(self, weight: Tensor, x: Tensor) -> Tensor:
+        """``Wx`` with this weight, and with a bias of 0, next to which ``Wx`` might be lost in rounding."""
+        layer, module = self.layer, self.layer.module
+        instead = {layer.kind.weight: weight}
+        bias = module._parameters.get("bias")
+        if bias is not None:
+            instead["bias"] = torch.zeros_like(whole(bias))
+        with torch_quirks.undisturbed(module, x.device), whole_weights(module, instead):
+            output = module.forward(x, *self._others, **self._keywords)
+            return layer.kind.linear_part(module, x, output)[1].double()

@@ -1,0 +1,99 @@
+"""Promise 17: nothing that carries weight is left out in silence."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from maxgain import Lipschitz, MaxGain, MaxNorm, WeightClip, register_layer
+from maxgain.errors import MeasurementWarning
+from maxgain.layers import KINDS
+
+
+class Experts(nn.Module):
+    """As the experts of Mixtral: all of a layer's in one parameter."""
+
+    def __init__(self, count: int = 4) -> None:
+        super().__init__()
+        self.gate_up = nn.Parameter(torch.randn(count, 8, 12))
+        self.down = nn.Parameter(torch.randn(count, 12, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("ni,eij,ejk->nk", x, self.gate_up, self.down)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(1000, 8)
+        self.dense = nn.Linear(8, 8)
+        self.experts = Experts()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.experts(self.dense(x))
+        return out
+
+
+@pytest.mark.parametrize("constrain", [MaxGain, Lipschitz, MaxNorm, WeightClip])
+def test_promise_17_a_sizeable_share_without_a_bound_is_named_once(constrain: Any) -> None:
+    with pytest.warns(MeasurementWarning) as said:
+        constraint = constrain(Block(), 1.0)
+    assert len(said) == 1
+    text = str(said[0].message)
+    assert text.startswith("92% of the weights in this model's matrices have no bound")
+    assert "'experts.gate_up', 'experts.down'" in text
+    assert "register_layer() teaches a type; exclude says that it is meant." in text
+    assert "experts.gate_up" in constraint.unconstrained
+
+
+@pytest.mark.parametrize(
+    ("change", "options"),
+    [
+        (lambda model: None, {"exclude": "experts"}),
+        (lambda model: None, {"exclude": ["experts.gate_up", "experts.d*"]}),
+        (lambda model: None, {"include": "dense"}),
+        (lambda model: model.experts.requires_grad_(False), {}),
+        (lambda model: setattr(model, "experts", nn.Identity()), {}),
+    ],
+    ids=["excluded", "excluded by parameter", "included", "frozen", "embeddings alone"],
+)
+def test_promise_17_what_is_meant_or_not_trained_is_not_mentioned(change: Any, options: Any) -> None:
+    model = Block()
+    change(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        MaxGain(model, **options)
+
+
+def test_promise_17_experts_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("maxgain.layers.KINDS", dict(KINDS))
+
+    class Down(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 12, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.einsum("ni,eij->nej", x, self.weight)
+
+    register_layer(Down, 1, lambda layer, x, output: (x, output.flatten(1)))
+    model = nn.Sequential(nn.Linear(8, 12), Down())
+    constraint = MaxGain(model, 1.0)
+    model(torch.randn(5, 8))
+    constraint.step()
+    model(torch.randn(5, 8))
+    assert constraint.gains["1"] < 3
+
+
+def test_lora_is_said_to_be_bounded_in_parts() -> None:
+    class LoRA(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base_layer = nn.Linear(8, 8).requires_grad_(False)
+            self.lora_A = nn.ModuleDict({"default": nn.Linear(8, 2, bias=False)})
+            self.lora_B = nn.ModuleDict({"default": nn.Linear(2, 8, bias=False)})
+
+    with pytest.warns(MeasurementWarning, match=r"LoRA: 'lora_A\.default' and 1 more are bounded each on its own"):
+        MaxGain(LoRA())

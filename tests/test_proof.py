@@ -1,0 +1,281 @@
+"""Promise 16: a weight is scaled only where scaling it scales Wx."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
+
+from maxgain import Lipschitz, MaxGain, MaxNorm, WeightClip, measure_gains, operator_norms, register_layer
+from maxgain.errors import UnsupportedLayerError
+from maxgain.layers import KINDS
+
+each_constraint = pytest.mark.parametrize("constrain", [MaxGain, Lipschitz, MaxNorm, WeightClip])
+
+
+class Standardised(nn.Conv2d):
+    """As timm's StdConv2d: the same Wx, however small the weight is."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        weight = weight / (weight.std((1, 2, 3), keepdim=True) + 1e-8)
+        return self._conv_forward(input, weight, self.bias)
+
+
+class Squared(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight.square(), self.bias)
+
+
+class Shrinking(nn.Linear):
+    """Nearly what it should be."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight.sign() * self.weight.abs() ** 1.2, self.bias)
+
+
+class Same(nn.Conv2d):
+    """As timm's Conv2dSame: it pads for itself, and is linear all the same."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._conv_forward(F.pad(input, (0, 1, 0, 1)), self.weight, self.bias)
+
+
+class Scaled(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight / self.in_features**0.5, self.bias)
+
+
+class Noisy(nn.Linear):
+    """It draws random numbers and keeps count, as layers with noise, quantisation or statistics do."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.calls += 1
+        return F.linear(F.dropout(input, 0.5, training=False) + 0 * torch.rand(()), self.weight, self.bias)
+
+
+class Gated(nn.Linear):
+    """Its forward takes more than an input."""
+
+    def forward(self, input: Tensor, gate: Tensor) -> Tensor:
+        return gate[:, None] * F.linear(input, self.weight)
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gated = Gated(6, 5, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.gated(x, gate=torch.ones(len(x)))
+        return out
+
+
+REFUSED: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "standardised": (lambda: Standardised(3, 8, 3), (4, 3, 8, 8)),
+    "squared": (lambda: Squared(6, 4), (4, 6)),
+    "to the power of 1.2": (lambda: Shrinking(6, 4), (4, 6)),
+}
+USED: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "padding for itself": (lambda: Same(3, 8, 3), (4, 3, 8, 8)),
+    "scaled": (lambda: Scaled(6, 4), (4, 6)),
+    "with state and noise": (lambda: Noisy(6, 4), (4, 6)),
+}
+
+
+def train(model: nn.Module, x: Tensor, steps: int = 3, constraint: Any = None) -> None:
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
+    if constraint is not None:
+        constraint.attach(optimiser)
+    for _ in range(steps):
+        model(x).sum().backward()
+        optimiser.step()
+
+
+@each_constraint
+@pytest.mark.parametrize("name", REFUSED)
+def test_promise_16_what_is_not_linear_in_its_weight_is_refused_before_its_weight_is_touched(constrain, name):
+    make, shape = REFUSED[name]
+    model = nn.Sequential(make())
+    before = model[0].weight.detach().clone()
+    with pytest.raises(UnsupportedLayerError) as error:
+        train(model, torch.randn(shape), constraint=constrain(model, 0.05))
+    assert torch.equal(model[0].weight, before)
+    said = str(error.value)
+    assert said.startswith(f"layer '0' ({type(model[0]).__name__}) cannot be constrained: halving its weight does not")
+    assert "exclude='0'" in said
+    assert "register_layer()" in said
+
+
+@each_constraint
+@pytest.mark.parametrize("name", USED)
+def test_promise_16_what_is_linear_in_its_weight_is_used_without_a_word(constrain, name):
+    make, shape = USED[name]
+    model = nn.Sequential(make())
+    constraint = constrain(model, 0.05)
+    train(model, torch.randn(shape), constraint=constraint)
+    assert all(gain <= 0.0501 for gain in constraint.gains.values())
+    if name == "with state and noise":
+        assert model[0].calls == 3, "trying changes no buffer"
+
+
+def test_promise_16_trying_changes_no_random_number():
+    drawn = []
+    for constrained in (False, True):
+        torch.manual_seed(3)
+        model = nn.Sequential(Noisy(6, 4))
+        x = torch.randn(4, 6)
+        train(model, x, steps=2, constraint=MaxGain(model, 0.05) if constrained else None)
+        drawn.append(torch.rand(3))
+    assert torch.equal(*drawn)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", USED | REFUSED)
+def test_promise_16_rounding_decides_nothing(dtype, name):
+    make, shape = (USED | REFUSED)[name]
+    model = nn.Sequential(make()).to(dtype)
+    with torch.no_grad():
+        model[0].bias.add_(3)
+    constraint = MaxGain(model, 0.05)
+    if name in USED:
+        train(model, torch.randn(shape).to(dtype), constraint=constraint)
+    else:
+        with pytest.raises(UnsupportedLayerError):
+            train(model, torch.randn(shape).to(dtype), constraint=constraint)
+
+
+def test_promise_16_under_autocast():
+    for make, fine in ((Scaled, True), (Squared, False)):
+        model = nn.Sequential(make(6, 4))
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
+        MaxGain(model, 0.05).attach(optimiser)
+        with torch.autocast("cpu", torch.bfloat16):
+            model(torch.randn(4, 6)).sum().backward()
+        if fine:
+            optimiser.step()
+        else:
+            with pytest.raises(UnsupportedLayerError, match="halving its weight"):
+                optimiser.step()
+
+
+@pytest.mark.parametrize("make", [Scaled, Squared])
+def test_promise_16_under_torch_compile(make):
+    torch.compiler.reset()
+    model = nn.Sequential(make(6, 4))
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
+    constraint = MaxGain(model, 0.05).attach(optimiser)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    compiled(torch.randn(4, 6)).sum().backward()
+    if make is Squared:
+        with pytest.raises(UnsupportedLayerError, match="halving its weight"):
+            optimiser.step()
+        return
+    optimiser.step()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for _ in range(3):
+            compiled(torch.randn(4, 6)).sum().backward()
+            optimiser.step()
+    assert constraint.gains["0"] <= 0.0501
+
+
+def test_promise_16_a_forward_with_more_arguments_is_tried_with_those_of_its_first_call():
+    model = Pair()
+    constraint = MaxGain(model, 0.05)
+    train(model, torch.randn(4, 6), constraint=constraint)
+    assert constraint.scales["gated"] == pytest.approx(1, rel=1e-5)
+    assert constraint.gains["gated"] <= 0.0501
+    model = Pair()
+    with pytest.raises(UnsupportedLayerError, match=r"^layer 'gated' \(Gated\) cannot be measured afresh: its forward"):
+        train(model, torch.randn(4, 6), constraint=MaxGain(model, 0.05, measure="fresh"))
+
+
+def test_promise_16_a_weight_of_zeros_is_tried_all_the_same():
+    model = nn.Sequential(Squared(6, 4))
+    nn.init.zeros_(model[0].weight)
+    with pytest.raises(UnsupportedLayerError, match="halving its weight"):
+        train(model, torch.randn(4, 6), constraint=MaxGain(model, 0.05))
+
+
+def test_promise_16_a_registered_type_is_taken_at_its_word(monkeypatch):
+    monkeypatch.setattr("maxgain.layers.KINDS", dict(KINDS))
+    register_layer(Shrinking, instance_dims=1)
+    model = nn.Sequential(Shrinking(6, 4))
+    constraint = MaxGain(model, 0.05)
+    train(model, torch.randn(4, 6), steps=1, constraint=constraint)
+    assert constraint.scales["0"] < 1
+
+
+def test_promise_16_plain_layers_are_not_tried_and_tried_ones_are_only_once():
+    model = nn.Sequential(nn.Linear(6, 4), Noisy(4, 3))
+    constraint = MaxGain(model, 0.05)
+    assert list(constraint._proofs.open) == ["1"]
+    train(model, torch.randn(4, 6), constraint=constraint)
+    assert not constraint._proofs.open
+    assert [len(module._forward_hooks) for module in model] == [1, 1]
+
+
+def test_a_layer_that_is_not_linear_in_its_weight_can_be_measured():
+    model = nn.Sequential(Standardised(3, 8, 3))
+    assert len(measure_gains(model, [torch.randn(4, 3, 8, 8)]).gains["0"]) == 4
+    assert operator_norms(model, torch.zeros(1, 3, 8, 8)).norms["0"] > 0
+
+
+# What becomes of a layer after the constraint was made.
+
+CHANGES = {
+    "parametrised": lambda model: parametrizations.weight_norm(model[0]),
+    "pruned": lambda model: prune.l1_unstructured(model[0], "weight", amount=0.5),
+    "replaced": lambda model: model.__setitem__(0, nn.Linear(6, 4)),
+}
+
+
+@each_constraint
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_layer_that_was_changed_since_is_named_at_the_next_step(constrain, change):
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
+    constraint = constrain(model, 0.05)
+    train(model, torch.randn(4, 6), constraint=constraint)
+    constraint.detach()
+    CHANGES[change](model)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
+    constraint.attach(optimiser)
+    model(torch.randn(4, 6)).sum().backward()
+    with pytest.raises(UnsupportedLayerError, match=r"^layer '0' \(\w+\) cannot be constrained: since the"):
+        optimiser.step()
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Please use quant_min:UserWarning")
+def test_quantisation_aware_training_after_the_constraint_was_made_is_named():
+    from torch.ao.quantization import get_default_qat_qconfig, prepare_qat
+
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
+    model.qconfig = get_default_qat_qconfig("x86")
+    constraint = MaxGain(model, 0.05)
+    prepare_qat(model, inplace=True)
+    with pytest.raises(UnsupportedLayerError, match=r"layer '0' \(Linear\) cannot be constrained: since the"):
+        train(model, torch.randn(4, 6), constraint=constraint)
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Please use quant_min:UserWarning")
+def test_quantisation_aware_training_of_a_plain_layer_works_and_of_a_fused_one_is_refused():
+    from torch.ao.nn.intrinsic.qat import ConvBn2d
+    from torch.ao.quantization import get_default_qat_qconfig, prepare_qat
+
+    model = nn.Sequential(nn.Linear(6, 4))
+    model.qconfig = get_default_qat_qconfig("x86")
+    prepare_qat(model, inplace=True)
+    constraint = MaxGain(model, 0.05)
+    train(model, torch.randn(4, 6), constraint=constraint)
+    assert constraint.gains["0"] <= 0.051
+    fused = nn.Sequential(ConvBn2d(3, 4, 3, qconfig=get_default_qat_qconfig("x86")))
+    with pytest.raises(UnsupportedLayerError, match=r"layer '0' \(ConvBn2d\)"):
+        train(fused, torch.randn(4, 3, 8, 8), constraint=MaxGain(fused, 0.05, exclude="0.bn"))

@@ -1,0 +1,200 @@
+"""Which optimiser is followed, and what is said when no attached one steps while the weights change."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from maxgain import Lipschitz, MaxGain, MaxNorm
+from maxgain.errors import AttachError, MeasurementWarning
+from maxgain.stepping import UPDATES_UNTIL_NOTICED
+
+GAMMA = 0.2
+
+
+class SAM(torch.optim.Optimizer):
+    """As it is commonly written: ``second_step`` steps a base optimiser that has the same parameter groups."""
+
+    def __init__(self, params: Any, base_optimizer: Any, rho: float = 0.05, **kwargs: Any) -> None:
+        super().__init__(params, {"rho": rho, **kwargs})
+        self.base_optimizer = base_optimizer(self.param_groups, **kwargs)
+        self.param_groups = self.base_optimizer.param_groups
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["old"] = p.data.clone()
+                p.add_(p.grad, alpha=group["rho"])
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data = self.state[p]["old"]
+        self.base_optimizer.step()
+        self.zero_grad()
+
+    def step(self, closure: Any = None) -> None:
+        self.first_step()
+        with torch.enable_grad():
+            closure()
+        self.second_step()
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def assert_bounded(model: nn.Module, constraint: MaxGain) -> None:
+    """Within a margin for other batches; without a constraint the gains are near 0.6."""
+    model(torch.randn(8, 6))
+    assert all(gain < 1.5 * GAMMA for gain in constraint.gains.values())
+
+
+def backward(model: nn.Module) -> Tensor:
+    loss: Tensor = model(torch.randn(8, 6)).square().mean()
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize("by_closure", [False, True])
+def test_sam_is_followed_by_its_base_optimiser(by_closure: bool) -> None:
+    model = net()
+    optimiser = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
+    constraint = MaxGain(model, GAMMA).attach(optimiser)
+    for _ in range(6):
+        backward(model)
+        if by_closure:
+            optimiser.step(lambda: backward(model))
+        else:
+            optimiser.first_step()
+            backward(model)
+            optimiser.second_step()
+    assert_bounded(model, constraint)
+    with pytest.raises(AttachError, match="this SGD is attached to this MaxGain already"):
+        constraint.attach(optimiser.base_optimizer)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_accelerates_optimiser_is_taken_before_and_after_prepare(before: bool) -> None:
+    model = net()
+    optimiser: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    constraint = MaxGain(model, GAMMA)
+    accelerator = Accelerator(cpu=True)
+    if before:
+        constraint.attach(optimiser)
+    model, optimiser = accelerator.prepare(model, optimiser)
+    if not before:
+        constraint.attach(optimiser)
+    for _ in range(3):
+        accelerator.backward(model(torch.randn(8, 6)).square().mean())
+        optimiser.step()
+        optimiser.zero_grad()
+    assert_bounded(model, constraint)
+
+
+class Wrapper:
+    """Somebody's own, that is no torch optimiser but has one."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+def test_a_wrapper_that_exposes_the_torch_optimiser_is_unwrapped_however_often_it_is_wrapped() -> None:
+    model = net()
+    optimiser = Wrapper(Wrapper(torch.optim.SGD(model.parameters(), lr=0.1)).optimizer)
+    constraint = MaxGain(model, GAMMA).attach(optimiser)  # type: ignore[arg-type]
+    backward(model)
+    optimiser.step()
+    assert_bounded(model, constraint)
+    with pytest.raises(AttachError, match="or a wrapper that holds one, not Wrapper"):
+        MaxGain(model, GAMMA).attach(Wrapper(None))  # type: ignore[arg-type]
+
+
+def train_by_another(model: nn.Module, steps: int, *, compiled: bool = False) -> None:
+    forward = torch.compile(model, backend="eager") if compiled else model
+    other = torch.optim.Adam(model.parameters())
+    for _ in range(steps):
+        forward(torch.randn(8, 6)).square().mean().backward()
+        other.step()
+
+
+@pytest.mark.parametrize("constrain", [MaxGain, Lipschitz, MaxNorm])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_optimiser_that_steps_without_being_attached_is_noticed(constrain: Any, compiled: bool) -> None:
+    torch.compiler.reset()
+    model = net()
+    constraint = constrain(model, GAMMA).attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.warns(MeasurementWarning, match=r"the optimiser that updates them \(a Adam does\), or call step\(\)"):
+        train_by_another(model, UPDATES_UNTIL_NOTICED, compiled=compiled)
+    train_by_another(model, 5)  # said once
+    constraint.detach()
+
+
+def test_weights_that_are_updated_by_hand_while_nothing_steps_are_noticed() -> None:
+    model = net()
+    MaxGain(model, GAMMA).attach(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            backward(model)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad
+
+    with pytest.warns(MeasurementWarning, match="no optimiser that is attached to this MaxGain steps"):
+        train(UPDATES_UNTIL_NOTICED + 1)
+    train(5)
+
+
+def test_what_is_meant_is_not_noticed() -> None:
+    model, other = net(), net()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    constraint = MaxGain(model, GAMMA).attach(optimiser)
+    train_by_another(other, 8)  # another model's
+    for _ in range(12):
+        backward(model)  # gradient accumulation
+    optimiser.step()
+    with constraint.paused():
+        train_by_another(model, 8)
+    lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=12)
+    constraint.detach()
+    constraint.attach(lbfgs)
+    lbfgs.step(lambda: backward(model))  # many updates within a step
+    constraint.detach()
+    train_by_another(model, 8)
+    model.eval()
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    averaged.update_parameters(model)
+
+
+def test_a_constraint_that_is_gone_hears_nothing() -> None:
+    model = net()
+    MaxGain(model, GAMMA).attach(torch.optim.SGD(model.parameters(), lr=0.1)).detach()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train_by_another(model, 8)
+
+
+def test_fresh_inputs_do_not_pile_up() -> None:
+    model = net()
+    constraint = MaxGain(model, GAMMA, measure="fresh")
+    kept = [observer for observer in constraint._observers.values() if hasattr(observer, "kept_count")]
+    largest = 0.0
+    for i in range(200):
+        x = torch.randn(8, 6)
+        with torch.no_grad():
+            model(x)
+        largest = max(largest, float((x @ model[0].weight.detach().T).norm(dim=1).div(x.norm(dim=1)).max()))
+        assert all(observer.kept_count <= min(i + 1, 64) for observer in kept)
+    constraint.step()
+    assert constraint.gains["0"] == pytest.approx(largest, rel=1e-5)
+    assert all(observer.kept is None for observer in kept)
