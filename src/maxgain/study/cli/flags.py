@@ -156,8 +156,11 @@ def _default(field: dataclasses.Field[Any], parent: Any) -> Any:
 def _metavar(name: str, base: Any) -> str | None:
     if name in CHOICES:
         return f"{{{','.join(CHOICES[name])}}}"
+    choices = [choice for kind in _types_in(base) if get_origin(kind) is Literal for choice in get_args(kind)]
+    if choices:
+        return f"{{{','.join(map(str, filter(None, choices)))}}}"
     kinds = [kind for kind in _types_in(base) if kind in KINDS]
-    if not kinds or get_origin(base) is Literal:
+    if not kinds:
         return None
     return KINDS[kinds[0]] + (" ..." if get_origin(base) is tuple else "")
 
