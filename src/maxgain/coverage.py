@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from .errors import MeasurementWarning
 from .layers import FoundLayer, kind_of, matches
@@ -52,5 +53,5 @@ def _matrices(model: nn.Module, excluded: tuple[str, ...]) -> Iterator[tuple[str
         for own, parameter in module.named_parameters(recurse=False):
             around = [".".join([*steps, own][: i + 1]) for i in range(len(steps) + 1)]
             meant = any(matches(name, glob) for name in around for glob in excluded)
-            if parameter.requires_grad and parameter.dim() >= 2 and not meant:
+            if parameter.requires_grad and not is_lazy(parameter) and parameter.dim() >= 2 and not meant:
                 yield around[-1], parameter

@@ -410,8 +410,8 @@ def test_promise_07_what_was_warned_about_once_is_not_warned_about_again() -> No
     layer(torch.ones(2, 2))
     constraint.step()
     assert constraint.gains[""] > 0
-    layer(torch.tensor([[math.inf, 1.0]]))
-    with pytest.warns(MeasurementWarning, match="2 instances"):
+    layer(torch.tensor([[math.inf, 1.0]] * 9))
+    with pytest.warns(MeasurementWarning, match="10 instances"):
         constraint.gains
 
 
