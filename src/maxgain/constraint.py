@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from . import torch_quirks
 from .bounds import Bound, expect_alike, resolve_bounds
 from .coverage import tell_what_is_left_out
-from .distributed import local
+from .distributed import local, own_part
 from .errors import AttachError, MeasurementWarning, NotMeasuredError, StateError, UnsupportedLayerError
 from .functional import shrink_all_
 from .layers import FoundLayer, find_layers, refusals
@@ -290,7 +290,8 @@ class Constraint(ABC):
         if found_inf is not None:
             factors = [torch.where(found_inf.to(f.device) > 0, torch.ones_like(f), f) for f in factors]
         by = [reduce(torch.maximum, [factors[user] for user in users]) for users in share.users]
-        shrink_all_([local(weight) for weight in share.divided], by)
+        parts = [own_part(factor, weight) for factor, weight in zip(by, share.divided, strict=True)]
+        shrink_all_([local(weight) for weight in share.divided], parts)
         applied = {user: factor for users, factor in zip(share.users, by, strict=True) for user in users}
         ones = torch.ones((), dtype=self._dtype, device=self._device)
         largest = torch.stack([applied[i].amax().to(ones) if i in applied else ones for i in range(len(sizes))])

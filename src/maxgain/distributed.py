@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -72,10 +71,3 @@ def whole_weights(module: nn.Module, instead: Mapping[str, Tensor] | None = None
     finally:
         for parameters, name, parameter in swapped:
             parameters[name] = parameter
-
-
-def is_in_fsdp1(model: nn.Module) -> bool:
-    """Whether a part of the model is wrapped in ``FullyShardedDataParallel``."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    wrapper = getattr(fsdp, "FullyShardedDataParallel", None)
-    return wrapper is not None and any(isinstance(module, wrapper) for module in model.modules())

@@ -19,9 +19,13 @@ LARGEST_POWER = 6
 
 def check_p(p: float) -> float:
     """Return p if it names a norm (1 ≤ p ≤ inf), and refuse it otherwise."""
-    if not (isinstance(p, Real) and p >= 1):
-        raise NormError(f"p must be a number from 1 to inf, not {p!r}: below 1 it does not define a norm.")
-    return float(p)
+    try:
+        number = float(p) if isinstance(p, Real) else math.nan
+    except OverflowError:  # an integer that no float can hold
+        number = math.nan
+    if not number >= 1:
+        raise NormError(f"p must be a number from 1 to inf, not {p!r:.40}: below 1 it does not define a norm.")
+    return number
 
 
 def check_bound(bound: float, what: str = "gamma") -> float:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .bounds import Bound
 from .constraint import Constraint
+from .distributed import whole
 from .errors import UnsupportedLayerError
 from .functional import check_p, finite, widened
 from .layers import FoundLayer, find_layers
@@ -101,12 +102,12 @@ class WeightClip(Constraint):
         super().__init__(model, bound, include=include, exclude=exclude)
 
     def _estimate(self, share: Share) -> list[Tensor]:
-        return [finite(widened(layer.weight.detach()).abs()) for layer in share.layers]
+        return [finite(widened(whole(layer.weight)).abs()) for layer in share.layers]
 
 
 def unit_norms(layer: FoundLayer, p: float) -> Tensor:
     """The norm of the weights that come into each unit of a layer, in a shape that broadcasts against its weight."""
-    weight, units = widened(layer.weight.detach()), layer.kind.units
+    weight, units = widened(whole(layer.weight)), layer.kind.units
     assert units is not None
     if weight.dim() == 1:
         return finite(weight.abs())

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..distributed import whole
 from ..errors import NormError, UnsupportedLayerError
 from ..functional import check_p
 from ..layers import FoundLayer
@@ -47,7 +48,7 @@ class LinearMap(ABC):
     @property
     def weight(self) -> Tensor:
         """The weight that takes effect, in the type that is computed with."""
-        return self.layer.weight.detach().to(self.dtype)
+        return whole(self.layer.weight).to(self.dtype)
 
     @abstractmethod
     def apply(self, x: Tensor) -> Tensor:
