@@ -137,6 +137,8 @@ def commands(place: Path) -> list[list[str]]:
         ["inspect", "--model", "torture.models:small", "--input", "3x4x4"],
         ["inspect", str(place / "run")],
         ["report", str(place / "comparison")],
+        ["merge", str(place / "merged"), str(place / "comparison")],
+        ["bench", "--device", "cpu", "--turns", "1"],
         ["demo"],
         ["list", "maxgain"],
         ["reproduce", "cifar10", "--dry-run"],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from maxgain.study.cli import app
+from maxgain.study.cli import app, bench
 from maxgain.study.compare import jobs, tune
 from maxgain.study.data import download
 from maxgain.study.train import Training
@@ -63,6 +63,7 @@ def in_a_hurry(most: int = STEPS) -> Iterator[None]:
         patch.setattr(jobs, "side_by_side", here)
         patch.setattr(tune, "side_by_side", here)
         patch.setattr(download, "_retrieve", offline)
+        patch.setattr(bench, "measure", lambda settings, on_row: {"machine": "none", "rows": []})  # nobody times here
         yield
 
 
