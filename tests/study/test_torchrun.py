@@ -160,26 +160,6 @@ def test_more_ranks_than_images_in_a_batch_are_refused_in_one_sentence(tmp_path:
     assert not (tmp_path / "run").exists()
 
 
-def test_data_that_one_rank_lacks_are_refused_in_one_sentence(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import os, sys\n"
-        "from maxgain.study.cli.app import main\n"
-        f"data = r'{tmp_path}' + '/' + os.environ['RANK']\n"
-        f"sys.exit(main(['train', 'folder', '--epochs', '1', '--data', data, '--out', r'{tmp_path}/run']))\n"
-    )
-    from PIL import Image
-
-    for number in range(30):
-        path = tmp_path / "0" / "folder" / "ab"[number % 2] / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (96, 96), (number, 0, 0)).save(path)
-    done = torchrun(2, script)
-    (sentence,) = refused(done)
-    assert sentence.startswith("maxgain: rank 1 cannot begin: ")
-    assert not (tmp_path / "run").exists()
-
-
 def test_other_commands_are_not_for_torchrun(tmp_path: Path) -> None:
     done = torchrun(2, "-m", "maxgain", "compare", "digits", "--regularisers", "none", "--folds", "2")
     assert refused(done) == ["maxgain: torchrun is for 'maxgain train': start 'maxgain compare' once, without it."]
