@@ -12,8 +12,8 @@ the best accuracy, then the lowest loss, both as means over the folds, then the 
 
 from pathlib import Path
 
-from maxgain.study.compare import jobs as work
-from maxgain.study.compare import records, tuning_rule
+from maxgain.study.comparing import jobs as work
+from maxgain.study.comparing import records, tuning_rule
 from maxgain.study.recipes import recipe_named
 from maxgain.study.report import tunings
 from maxgain.study.runs import Place

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from maxgain.study.compare import records
+from maxgain.study.comparing import records
 from maxgain.study.recipes import to_json
 from maxgain.study.reproduce.running import TUNING, Recorded
 from maxgain.study.reproduce.state import look

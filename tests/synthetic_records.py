@@ -5,8 +5,8 @@ import math
 import numpy as np
 
 from maxgain.study import codec
-from maxgain.study.compare import records
-from maxgain.study.compare.records import Records
+from maxgain.study.comparing import records
+from maxgain.study.comparing.records import Records
 from maxgain.study.recipes import from_json, recipe_named, run_key, to_json
 
 FINGERPRINT = 8 * "0123abcd"

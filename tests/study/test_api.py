@@ -6,7 +6,7 @@ from torch import nn
 
 from maxgain.errors import DataError, RecipeError
 from maxgain.study import api
-from maxgain.study.compare import records
+from maxgain.study.comparing import records
 from maxgain.study.models import NETWORKS
 
 QUICK = {"epochs": 2, "batch_size": 8, "device": "cpu"}

@@ -19,7 +19,7 @@ from maxgain.study.recipes import RECIPES, Recipe
 from maxgain.study.regularisers import REGULARISERS
 from maxgain.study.run_files import CHECKPOINT
 from maxgain.study.runs import Place, Watcher, perform
-from maxgain.study.train import Training
+from maxgain.study.training import Training
 
 CPU = torch.device("cpu")
 RECIPE = replace(

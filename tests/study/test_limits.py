@@ -6,8 +6,8 @@ import pytest
 
 from maxgain.errors import RecipeError
 from maxgain.study import limits
-from maxgain.study.compare import jobs
-from maxgain.study.compare.tuning_rule import Dimension, Grid, points
+from maxgain.study.comparing import jobs
+from maxgain.study.comparing.tuning_rule import Dimension, Grid, points
 from maxgain.study.recipes import RECIPES
 
 DIGITS = RECIPES["digits"]

@@ -19,7 +19,7 @@ from maxgain.study.data import table as datasets
 from maxgain.study.ranks import ALONE, Ranks
 from maxgain.study.recipes import RECIPES
 from maxgain.study.regularisers import REGULARISERS
-from maxgain.study.train import Training
+from maxgain.study.training import Training
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="torch was built without gloo")
 COMBINED = ["maxgain=1+batchnorm+dropout", "batchnorm+gaussiandropout"]

@@ -15,7 +15,7 @@ from maxgain.study.dropout import ConcreteDropout, GaussianDropout, VariationalD
 from maxgain.study.evaluate import evaluate, to_float
 from maxgain.study.recipes import recipe_named
 from maxgain.study.regularisers import REGULARISERS, PenaltyInputs, parse
-from maxgain.study.train import Training, train
+from maxgain.study.training import Training, train
 
 # Its authors' default is for the critic of a GAN, and too tight for a classifier to learn anything.
 VALUE = {"weightclip": "weightclip=0.1"}

@@ -23,7 +23,7 @@ from maxgain.study.place import chosen_device
 from maxgain.study.recipes import RECIPES, from_json, run_key, to_json
 from maxgain.study.run_files import CHECKPOINT, Begun
 from maxgain.study.runs import Place, Watcher, perform
-from maxgain.study.train import Training
+from maxgain.study.training import Training
 
 CPU = torch.device("cpu")
 RECIPE = replace(RECIPES["digits"], network="mlp", epochs=2, fold=0)

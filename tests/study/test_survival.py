@@ -23,7 +23,7 @@ from maxgain.study.cli import app as cli
 from maxgain.study.recipes import RECIPES, to_json
 from maxgain.study.run_files import CHECKPOINT
 from maxgain.study.runs import Interrupted, Place, Watcher, perform
-from maxgain.study.train import Training
+from maxgain.study.training import Training
 
 # Every kind of state matters here: momenta, running statistics, the constraint's maxima, three users of the random
 # numbers (noise, shifts, flips), the order of the data, and a learning rate that changes on the way.

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from maxgain.study.cli import app, bench
-from maxgain.study.compare import jobs, tune
+from maxgain.study.comparing import jobs, tune
 from maxgain.study.data import download
-from maxgain.study.train import Training
+from maxgain.study.training import Training
 
 PATIENCE = 30
 """Seconds after which a command counts as hanging."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from maxgain.study.compare import records
+from maxgain.study.comparing import records
 from maxgain.study.recipes import RECIPES
 from maxgain.study.report import page
 from maxgain.study.runs import Place, perform

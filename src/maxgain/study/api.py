@@ -25,12 +25,12 @@ from torch import Tensor, nn
 import maxgain
 from maxgain.errors import DataError, RecipeError, RunError
 
-from .compare import jobs as work
-from .compare import records, sentences
-from .compare.comparison import Comparison
-from .compare.comparison import compare as answer
-from .compare.question import Question, against, remember
-from .compare.tuning_rule import BUDGET, RULE, Grid, Trial, best, dimensions, points, refuse_unused, within_budget
+from .comparing import jobs as work
+from .comparing import records, sentences
+from .comparing.comparison import Comparison
+from .comparing.comparison import compare as answer
+from .comparing.question import Question, against, remember
+from .comparing.tuning_rule import BUDGET, RULE, Grid, Trial, best, dimensions, points, refuse_unused, within_budget
 from .data.splits import Dataset, Split
 from .files import write_json
 from .locks import alone_in

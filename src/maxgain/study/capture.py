@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from .train import Training
+    from .training import Training
 
 WARM_UP = 4
 """Steps before the capture, trained as they are: they compile, allocate, and make the optimiser's state."""

@@ -24,7 +24,7 @@ from .files import write_bytes
 from .recipes import from_json, to_json
 from .run_files import expect_same_data, expect_same_recipe
 from .schema import Config, Metrics
-from .train import Training
+from .training import Training
 
 FORMAT = "2"
 

@@ -19,7 +19,7 @@ from maxgain.measure import evaluating
 from .data.splits import Dataset
 from .evaluate import to_float
 from .recipes import Recipe
-from .train import build_model, trained_on
+from .training import build_model, trained_on
 
 LONG = 3600.0
 """Seconds of training that somebody should be told of beforehand."""

@@ -28,7 +28,7 @@ from maxgain.errors import MaxGainError, RecipeError, RunError
 from .wording import clause
 
 if TYPE_CHECKING:
-    from .train import Training
+    from .training import Training
 
 Value = TypeVar("Value")
 

@@ -19,7 +19,7 @@ from .place import Place, chosen_device
 from .predictions import Predictions
 from .recipes import Recipe, from_json, key, to_json
 from .schema import Metrics, Result
-from .train import build_model, trained_on
+from .training import build_model, trained_on
 from .wording import clause
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"

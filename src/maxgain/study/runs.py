@@ -50,7 +50,7 @@ from .run_files import (
     read_result,
 )
 from .schema import Metrics, Result
-from .train import DivergedError, Epoch, Training, train
+from .training import DivergedError, Epoch, Training, train
 from .wording import clause
 
 NORM_TOLERANCE = 1e-2

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from maxgain.study.compare.records import Records
+from maxgain.study.comparing.records import Records
 from maxgain.study.report.page import build_page
 from maxgain.study.report.tunings import Tuning
 from synthetic_records import failed_run, synthetic_records, synthetic_run

@@ -14,9 +14,9 @@ from scipy import stats
 
 from maxgain.errors import RecordError
 from maxgain.study.cli.app import main
-from maxgain.study.compare import jobs as compare
-from maxgain.study.compare import sentences, statistics
-from maxgain.study.compare.records import Records
+from maxgain.study.comparing import jobs as compare
+from maxgain.study.comparing import sentences, statistics
+from maxgain.study.comparing.records import Records
 from maxgain.study.report import gain_data, page
 from maxgain.study.report.comparisons import comparisons
 from maxgain.study.report.gain_data import packed

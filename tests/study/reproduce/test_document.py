@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from maxgain.errors import MaxGainError
-from maxgain.study.compare import records
+from maxgain.study.comparing import records
 from maxgain.study.recipes import run_key
 from maxgain.study.reproduce import paper
 from maxgain.study.reproduce.document import MARK, build, written

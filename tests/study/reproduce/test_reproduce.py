@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from maxgain.study.cli.app import main
-from maxgain.study.compare import records
-from maxgain.study.compare.records import Records
+from maxgain.study.comparing import records
+from maxgain.study.comparing.records import Records
 from maxgain.study.place import Place
 from maxgain.study.reproduce import estimate, running
 from maxgain.study.reproduce.experiments import EXPERIMENTS, TUNING_SEED

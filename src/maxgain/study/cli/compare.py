@@ -12,16 +12,16 @@ import tyro
 import maxgain
 from maxgain.errors import RecipeError, RunError
 
-from ..compare import jobs as work
-from ..compare import records, sentences, tuning_rule
-from ..compare.comparison import Comparison, compare
-from ..compare.jobs import Job, Pairing
-from ..compare.question import FILE as ASKED
-from ..compare.question import Question, against, contrasts, remember
-from ..compare.records import Record
-from ..compare.shards import Shard
-from ..compare.shown import tables
-from ..compare.workers import runs_at_once
+from ..comparing import jobs as work
+from ..comparing import records, sentences, tuning_rule
+from ..comparing.comparison import Comparison, compare
+from ..comparing.jobs import Job, Pairing
+from ..comparing.question import FILE as ASKED
+from ..comparing.question import Question, against, contrasts, remember
+from ..comparing.records import Record
+from ..comparing.shards import Shard
+from ..comparing.shown import tables
+from ..comparing.workers import runs_at_once
 from ..files import write_json
 from ..limits import expect_count
 from ..locks import alone_in

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..compare.comparison import Comparison
-from ..compare.sentences import points
+from ..comparing.comparison import Comparison
+from ..comparing.sentences import points
 from ..recipes import recipe_named
 from ..report import figures, page
 from . import compare

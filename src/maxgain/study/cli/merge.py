@@ -10,7 +10,7 @@ import tyro
 
 from maxgain.errors import RecipeError
 
-from ..compare.shards import merge
+from ..comparing.shards import merge
 from ..wording import counted
 from .terminal import Common, Screen
 

@@ -12,7 +12,7 @@ from ..evaluate import to_float
 from ..place import Place, chosen_device
 from ..recipes import Recipe
 from ..runs import Watcher
-from ..train import Training
+from ..training import Training
 from ..wording import duration
 from .terminal import Screen, typed
 

@@ -10,8 +10,8 @@ import tyro
 
 from maxgain.errors import RecipeError
 
-from ..compare.jobs import Job
-from ..compare.records import Record
+from ..comparing.jobs import Job
+from ..comparing.records import Record
 from ..limits import expect_count
 from ..locks import alone_in
 from ..reproduce import estimate

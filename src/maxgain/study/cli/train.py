@@ -22,7 +22,7 @@ from ..run_files import CONFIG, FILES, read_begun
 from ..runs import Place, Watcher, perform
 from ..schema import Metrics, Result, score
 from ..tables import Column, Table
-from ..train import Training
+from ..training import Training
 from ..wording import counted
 from .patience import warn_of_one
 from .terminal import Common, DataFolder, Screen, typed

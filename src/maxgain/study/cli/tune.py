@@ -11,9 +11,9 @@ import tyro
 
 from maxgain.errors import RecipeError, RunError
 
-from ..compare import tune
-from ..compare.tuning_rule import RULE, Grid, Point, Trial, best, dimensions, refuse_unused, worth
-from ..compare.workers import data_for, runs_at_once
+from ..comparing import tune
+from ..comparing.tuning_rule import RULE, Grid, Point, Trial, best, dimensions, refuse_unused, worth
+from ..comparing.workers import data_for, runs_at_once
 from ..files import write_json
 from ..recipes import Recipe, to_json
 from ..regularisers import with_gamma

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from maxgain.errors import FileError, RecordError
 
-from ..compare.comparison import Comparison, compare
-from ..compare.question import Over, Planned, Question, against, remembered
-from ..compare.records import Record, Records
+from ..comparing.comparison import Comparison, compare
+from ..comparing.question import Over, Planned, Question, against, remembered
+from ..comparing.records import Record, Records
 from ..schema import score
 from ..wording import clause, unknown
 

@@ -19,10 +19,10 @@ from markupsafe import Markup
 
 from maxgain.errors import RecordError, RunError
 
-from ..compare.comparison import Comparison
-from ..compare.question import Question
-from ..compare.records import Record, Records
-from ..compare.sentences import p_value
+from ..comparing.comparison import Comparison
+from ..comparing.question import Question
+from ..comparing.records import Record, Records
+from ..comparing.sentences import p_value
 from ..files import marked, write_text
 from ..schema import score
 from ..tables import uniform

@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from maxgain.errors import MaxGainError
 
-from ..compare.comparison import Comparison, Contrast, Row
-from ..compare.sentences import in_words
+from ..comparing.comparison import Comparison, Contrast, Row
+from ..comparing.sentences import in_words
 from ..regularisers import REGULARISERS, parse
 from ..schema import Metrics, Record, score
 from ..tables import uniform

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from maxgain.errors import MaxGainError, RecordError
 
-from ..compare import records
-from ..compare.question import Question
-from ..compare.records import Record, Records
+from ..comparing import records
+from ..comparing.question import Question
+from ..comparing.records import Record, Records
 from ..run_files import CONFIG, RESULT, read_metrics, read_result
 from ..wording import clause
 from . import tunings

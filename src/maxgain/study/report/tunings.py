@@ -11,8 +11,8 @@ from typing import Any, Literal, Required, TypedDict
 from maxgain.errors import FileError, MissingFileError, RecordError
 
 from .. import codec
-from ..compare import records
-from ..compare.records import Record, Records
+from ..comparing import records
+from ..comparing.records import Record, Records
 from ..schema import score
 from ..wording import clause
 

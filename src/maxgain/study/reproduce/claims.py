@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..compare.comparison import Comparison, Contrast, Row
-from ..compare.sentences import p_value, points
+from ..comparing.comparison import Comparison, Contrast, Row
+from ..comparing.sentences import p_value, points
 from ..schema import score
 from . import paper
 from .experiments import Experiment

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from ..compare.comparison import Comparison, Contrast
-from ..compare.sentences import in_words, p_value
-from ..compare.statistics import Difference
-from ..compare.tuning_rule import RULE
+from ..comparing.comparison import Comparison, Contrast
+from ..comparing.sentences import in_words, p_value
+from ..comparing.statistics import Difference
+from ..comparing.tuning_rule import RULE
 from ..files import write_bytes, write_text
 from ..report.figures import rendered
 from ..schema import score

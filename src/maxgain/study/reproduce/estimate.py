@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from ..compare.jobs import Job
-from ..compare.records import Record
+from ..comparing.jobs import Job
+from ..comparing.records import Record
 from ..wording import counted, duration
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..compare.jobs import Job, Pairing, plan, plan_tuning, tuning_runs
-from ..compare.question import Analysis, Question, contrasts
-from ..compare.tuning_rule import Grid
+from ..comparing.jobs import Job, Pairing, plan, plan_tuning, tuning_runs
+from ..comparing.question import Analysis, Question, contrasts
+from ..comparing.tuning_rule import Grid
 from ..recipes import Recipe, recipe_named
 from . import paper
 

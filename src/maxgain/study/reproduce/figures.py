@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from ..compare.comparison import Comparison
+from ..comparing.comparison import Comparison
 from ..report.figures import COLOURS, series_style
 from ..schema import score
 from . import paper

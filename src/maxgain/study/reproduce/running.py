@@ -10,11 +10,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
-from ..compare import jobs as many
-from ..compare import records
-from ..compare.jobs import Job
-from ..compare.records import Record, Records
-from ..compare.workers import side_by_side
+from ..comparing import jobs as many
+from ..comparing import records
+from ..comparing.jobs import Job
+from ..comparing.records import Record, Records
+from ..comparing.workers import side_by_side
 from ..recipes import run_key
 from ..runs import Place
 from .experiments import Experiment

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..compare.comparison import Comparison, compare
-from ..compare.jobs import Job
-from ..compare.records import Record
-from ..compare.tuning_rule import best
+from ..comparing.comparison import Comparison, compare
+from ..comparing.jobs import Job
+from ..comparing.records import Record
+from ..comparing.tuning_rule import best
 from .experiments import Experiment
 from .paper import Box
 from .running import Recorded, Stage, by_records, final_stage, tuning_stage

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from maxgain.study.compare.bootstrap import bootstrap
+from maxgain.study.comparing.bootstrap import bootstrap
 
 
 def crossed(runs, images, *, of_runs, of_images, noise, seed=0):

@@ -16,7 +16,7 @@ from maxgain.study.data import table as datasets
 from maxgain.study.data.splits import Dataset, Split
 from maxgain.study.models import build
 from maxgain.study.recipes import RECIPES
-from maxgain.study.train import PADDING, DivergedError, Training, augmented, train
+from maxgain.study.training import PADDING, DivergedError, Training, augmented, train
 
 CPU = torch.device("cpu")
 RECIPE = replace(RECIPES["digits"], network="mlp", epochs=2, fold=0)

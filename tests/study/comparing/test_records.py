@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from maxgain.errors import FileError, RecordError
 from maxgain.study import codec
-from maxgain.study.compare import records
-from maxgain.study.compare.records import append, read
+from maxgain.study.comparing import records
+from maxgain.study.comparing.records import append, read
 from maxgain.study.predictions import Predictions
 from maxgain.study.recipes import RECIPES, from_json, run_key, to_json
 
@@ -206,7 +206,7 @@ def die_in_mid_write(folder):
 def processes():
     """Processes that start quickly, because one that has imported everything already is forked."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hypothesis", "pytest", "maxgain.study.compare.records"])
+    context.set_forkserver_preload(["hypothesis", "pytest", "maxgain.study.comparing.records"])
     return context
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from maxgain.study.compare.sentences import p_value, points
+from maxgain.study.comparing.sentences import p_value, points
 
 
 @pytest.mark.parametrize(

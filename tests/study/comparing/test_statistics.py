@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
 from maxgain.errors import RecordError
-from maxgain.study.compare import statistics
-from maxgain.study.compare.statistics import (
+from maxgain.study.comparing import statistics
+from maxgain.study.comparing.statistics import (
     DISJOINT_FOLDS,
     ONE_SPLIT,
     OVERLAPPING,

@@ -18,8 +18,8 @@ from optuna.trial import TrialState
 from maxgain.errors import DataError, RecipeError, RegulariserError, RunError
 from maxgain.study import locks
 from maxgain.study.cli.app import main
-from maxgain.study.compare import tune, tuning_rule
-from maxgain.study.compare.tuning_rule import Dimension, Grid
+from maxgain.study.comparing import tune, tuning_rule
+from maxgain.study.comparing.tuning_rule import Dimension, Grid
 from maxgain.study.files import write_text
 from maxgain.study.recipes import RECIPES
 from maxgain.study.regularisers import REGULARISERS, filled, parse

@@ -11,11 +11,11 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from maxgain.errors import FileError
-from maxgain.study.compare import sentences
-from maxgain.study.compare.bootstrap import bootstrap
-from maxgain.study.compare.comparison import NOT_RUN, compare
-from maxgain.study.compare.question import Planned, Question, against, contrasts
-from maxgain.study.compare.records import Records
+from maxgain.study.comparing import sentences
+from maxgain.study.comparing.bootstrap import bootstrap
+from maxgain.study.comparing.comparison import NOT_RUN, compare
+from maxgain.study.comparing.question import Planned, Question, against, contrasts
+from maxgain.study.comparing.records import Records
 from synthetic_records import failed_run, synthetic_run
 
 ROWS = ("none", "maxgain", "dropout", "maxgain+dropout")

@@ -18,11 +18,11 @@ from PIL import Image
 from maxgain.errors import RecipeError, RunError
 from maxgain.study import locks
 from maxgain.study.cli.app import main
-from maxgain.study.compare import jobs as compare
-from maxgain.study.compare import records, tuning_rule
-from maxgain.study.compare.jobs import Job
-from maxgain.study.compare.records import Records
-from maxgain.study.compare.sentences import to_json
+from maxgain.study.comparing import jobs as compare
+from maxgain.study.comparing import records, tuning_rule
+from maxgain.study.comparing.jobs import Job
+from maxgain.study.comparing.records import Records
+from maxgain.study.comparing.sentences import to_json
 from maxgain.study.recipes import RECIPES
 from maxgain.study.report import page
 from maxgain.study.report.comparisons import comparisons, questions_in

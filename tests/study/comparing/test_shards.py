@@ -6,8 +6,8 @@ import pytest
 
 from maxgain.errors import RecipeError, RunError
 from maxgain.study.cli.app import main
-from maxgain.study.compare import records
-from maxgain.study.compare.shards import Merged, Shard, merge
+from maxgain.study.comparing import records
+from maxgain.study.comparing.shards import Merged, Shard, merge
 
 COMPARE = ["compare", "digits", "--network", "mlp", "--epochs", "1", "--regularisers", "none", "maxgain", "--jobs", "1"]
 
