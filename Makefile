@@ -48,6 +48,7 @@ $(VENV)/.study: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.dev: $(VENV)/.study
 	@echo "installing what developers need into $(VENV)"
 	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps 'timm>=1.0' # which asks for torchvision; where that was built for another torch, Lightning fails beside it
 	@touch $@
 
 $(BIN)/python:
