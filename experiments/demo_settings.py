@@ -14,6 +14,7 @@ from pathlib import Path
 
 from maxgain.study.comparing import jobs as work
 from maxgain.study.comparing import records, tuning_rule
+from maxgain.study.comparing.engine import Here
 from maxgain.study.recipes import recipe_named
 from maxgain.study.report import tunings
 from maxgain.study.runs import Place
@@ -26,7 +27,7 @@ def main() -> None:
     jobs = work.plan_tuning(work.plan(recipe, ["maxgain"], work.folds(recipe, 10)), [GRID], len(GRID.values))
     place = Place(Path("runs/demo-settings"), device="cpu", has_test=False)
     jobs = work.identified(jobs, place)
-    work.perform_all(work.missing(jobs, records.read(place.results)), place, 2, lambda job, record: None)
+    work.perform_all(work.missing(jobs, records.read(place.results)), place, Here(2), lambda job, record: None)
     curve = tunings.averaged(records.read(place.results).runs)
     for row in curve:
         print(

@@ -76,6 +76,10 @@ class RunError(MaxGainError):
     """A run that cannot go on: the loss is no longer a number, the disk is full."""
 
 
+class FolderInUseError(RunError):
+    """A folder that another process is at work in."""
+
+
 class RecordError(MaxGainError):
     """Records of results that cannot be read or do not belong together."""
 

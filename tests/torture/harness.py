@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from maxgain.study.cli import app, bench
-from maxgain.study.comparing import jobs, tune
+from maxgain.study.comparing import engine
 from maxgain.study.data import download
 from maxgain.study.training import Training
 
@@ -60,8 +60,7 @@ def in_a_hurry(most: int = STEPS) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Training, "step", counted)
-        patch.setattr(jobs, "side_by_side", here)
-        patch.setattr(tune, "side_by_side", here)
+        patch.setattr(engine, "side_by_side", here)
         patch.setattr(download, "_retrieve", offline)
         patch.setattr(bench, "measure", lambda settings, on_row: {"machine": "none", "rows": []})  # nobody times here
         yield

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from maxgain.errors import RunError
+from maxgain.errors import FolderInUseError, RunError
 
 from .files import CLAIM, claimed, make_folder, marked, sweep
 from .wording import is_text
@@ -39,7 +39,8 @@ def alone_in(folder: Path, *written: str) -> Iterator[None]:
             make_folder(folder)
             stack.enter_context(locked(folder / CLAIM, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX | fcntl.LOCK_NB))
         except BlockingIOError as error:
-            raise RunError(f"another maxgain is at work in {folder}: wait for it, or choose another --out.") from error
+            said = f"another maxgain is at work in {folder}: wait for it, or choose another --out."
+            raise FolderInUseError(said) from error
         except OSError as error:
             raise RunError(f"cannot write in {folder}: {error.strerror or error}.") from error
         sweep(folder)

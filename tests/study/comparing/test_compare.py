@@ -18,8 +18,9 @@ from PIL import Image
 from maxgain.errors import RecipeError, RunError
 from maxgain.study import locks
 from maxgain.study.cli.app import main
+from maxgain.study.comparing import engine, records, tuning_rule
 from maxgain.study.comparing import jobs as compare
-from maxgain.study.comparing import records, tuning_rule
+from maxgain.study.comparing.engine import Here
 from maxgain.study.comparing.jobs import Job
 from maxgain.study.comparing.records import Records
 from maxgain.study.comparing.sentences import to_json
@@ -39,7 +40,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         for job in jobs:
             yield job, work(job)
 
-    monkeypatch.setattr(compare, "side_by_side", one_by_one)
+    monkeypatch.setattr(engine, "side_by_side", one_by_one)
 
 
 # What is to be run
@@ -172,7 +173,7 @@ def test_a_failure_is_recorded_as_a_failure_and_tried_again(tmp_path):
     for _ in range(2):
         missing = compare.missing(broken, records.read(place.results))
         assert missing == broken
-        compare.perform_all(missing, place, 1, lambda job, record: None)
+        compare.perform_all(missing, place, Here(1), lambda job, record: None)
     lines = (tmp_path / "results" / "digits.jsonl").read_text().splitlines()
     assert [json.loads(line)["status"] for line in lines] == ["failed", "failed"]
     assert "test_accuracy" not in json.loads(lines[0])
@@ -212,7 +213,7 @@ def test_promise_18_runs_on_other_data_are_neither_counted_as_recorded_nor_shown
 @pytest.mark.usefixtures("_in_this_process")
 def test_a_record_holds_the_result_and_the_learning_curve(tmp_path):
     jobs = compare.plan(QUICK, ["maxgain=1.5"], compare.folds(QUICK, 1))
-    compare.perform_all(jobs, Place(tmp_path), 1, lambda job, record: None)
+    compare.perform_all(jobs, Place(tmp_path), Here(1), lambda job, record: None)
     (job,) = compare.identified(jobs, Place(tmp_path))
     run = records.read(tmp_path / "results").find(job.key)
     assert run["gamma"] == 1.5
@@ -241,7 +242,7 @@ def test_promise_20_a_comparison_in_which_some_failed_says_so_last(tmp_path, cap
             raise RunError("the loss became infinite in epoch 1")
         return perform(recipe, place, dataset, **how)
 
-    monkeypatch.setattr(compare, "perform", diverging)
+    monkeypatch.setattr(engine, "perform", diverging)
     command = ["compare", "digits", "--regularisers", "none", "maxgain", "--folds", "3", *FLAGS]
     assert main([*command, "--out", str(tmp_path)]) == 0
     *_, last = capsys.readouterr().out.strip().splitlines()
@@ -402,7 +403,7 @@ def test_a_comparison_that_is_stopped_and_killed_ends_like_one_that_is_not(tmp_p
     for place in (folder, folder, whole.folder):
         assert main([*command, "--jobs", "1", "--out", str(place)]) == 0
         tables.append(json.loads(capsys.readouterr().out))
-        monkeypatch.setattr(compare, "side_by_side", lambda work, jobs, *how: iter_nothing(jobs))
+        monkeypatch.setattr(engine, "side_by_side", lambda work, jobs, *how: iter_nothing(jobs))
     assert tables[0] == tables[1] == tables[2]
     assert tables[0]["contrasts"][0]["pairs"] == [0, 1, 2, 3]
     lines = (folder / "results" / "digits.jsonl").read_text().splitlines()

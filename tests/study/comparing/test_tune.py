@@ -18,7 +18,8 @@ from optuna.trial import TrialState
 from maxgain.errors import DataError, RecipeError, RegulariserError, RunError
 from maxgain.study import locks
 from maxgain.study.cli.app import main
-from maxgain.study.comparing import tune, tuning_rule
+from maxgain.study.comparing import engine, tune, tuning_rule
+from maxgain.study.comparing.engine import Here
 from maxgain.study.comparing.tuning_rule import Dimension, Grid
 from maxgain.study.files import write_text
 from maxgain.study.recipes import RECIPES
@@ -37,7 +38,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         for job in jobs:
             yield job, work(job)
 
-    monkeypatch.setattr(tune, "side_by_side", one_by_one)
+    monkeypatch.setattr(engine, "side_by_side", one_by_one)
 
 
 def search(folder: Path, *grids: Grid, trials: int | None = None, **changes) -> tune.Search:
@@ -169,7 +170,7 @@ def test_how_fine_a_choice_is_can_be_said():
 
 @pytest.mark.usefixtures("_in_this_process")
 def test_a_grid_comes_to_what_plain_runs_come_to(tmp_path):
-    curve = tune.run(search(tmp_path / "grid", GAMMAS), 1)
+    curve = tune.run(search(tmp_path / "grid", GAMMAS), Here(1))
     for row, gamma in zip(curve, (1, 2, 3), strict=True):
         plain = perform(replace(QUICK, regulariser=f"maxgain={gamma}"), Place(tmp_path / str(gamma)))
         assert row["values"] == {"maxgain": gamma}
@@ -180,8 +181,8 @@ def test_a_grid_comes_to_what_plain_runs_come_to(tmp_path):
 @pytest.mark.usefixtures("_in_this_process")
 @pytest.mark.parametrize("loss", [math.inf, None])
 def test_a_trial_without_a_finite_loss_is_a_failure_and_not_a_point_of_the_curve(tmp_path, monkeypatch, loss):
-    monkeypatch.setattr(tune, "perform", lambda *run, **how: perform(*run, **how) | {"validation_loss": loss})
-    curve = tune.run(search(tmp_path, GAMMAS), 1)
+    monkeypatch.setattr(engine, "perform", lambda *run, **how: perform(*run, **how) | {"validation_loss": loss})
+    curve = tune.run(search(tmp_path, GAMMAS), Here(1))
     assert [(row["status"], row["error"]) for row in curve] == 3 * [
         ("failed", "its validation loss is not a finite number")
     ]
@@ -195,8 +196,8 @@ def test_a_search_never_sees_the_test_part(tmp_path, monkeypatch):
         seen.append(len(dataset.test))
         return perform(recipe, place, dataset, **how)
 
-    monkeypatch.setattr(tune, "perform", watched)
-    tune.run(search(tmp_path, GAMMAS), 1)
+    monkeypatch.setattr(engine, "perform", watched)
+    tune.run(search(tmp_path, GAMMAS), Here(1))
     assert seen == [0, 0, 0]
     for path in tmp_path.glob("runs/*/result.json"):
         result = json.loads(path.read_text())
@@ -207,17 +208,17 @@ def test_a_search_never_sees_the_test_part(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("_in_this_process")
 def test_a_finished_search_trains_nothing_and_a_larger_one_only_what_is_new(tmp_path, monkeypatch):
-    first = tune.run(search(tmp_path, GAMMAS), 1)
+    first = tune.run(search(tmp_path, GAMMAS), Here(1))
     trained = []
 
     def watched(recipe, place, dataset, **how):
         trained.append(recipe.regulariser)
         return perform(recipe, place, dataset, **how)
 
-    monkeypatch.setattr(tune, "perform", watched)
-    assert tune.run(search(tmp_path, GAMMAS), 1) == first
+    monkeypatch.setattr(engine, "perform", watched)
+    assert tune.run(search(tmp_path, GAMMAS), Here(1)) == first
     assert trained == []
-    tune.run(search(tmp_path, Grid("gamma", (1.0, 1.5, 2.0, 3.0))), 1)
+    tune.run(search(tmp_path, Grid("gamma", (1.0, 1.5, 2.0, 3.0))), Here(1))
     assert trained == ["maxgain=1.5"]
 
 
@@ -236,14 +237,14 @@ def test_a_trial_that_diverges_fails_and_is_tried_again(tmp_path, monkeypatch):
             raise RunError("the loss is not a finite number")
         return perform(recipe, place, dataset, **how)
 
-    monkeypatch.setattr(tune, "perform", diverging)
-    curve = tune.run(search(tmp_path, GAMMAS), 1)
+    monkeypatch.setattr(engine, "perform", diverging)
+    curve = tune.run(search(tmp_path, GAMMAS), Here(1))
     assert [row["status"] for row in curve] == ["complete", "failed", "complete"]
     assert curve[1]["error"] == "the loss is not a finite number"
     assert "validation_accuracy" not in curve[1]
     assert tuning_rule.best(curve) in (curve[0], curve[2])
-    monkeypatch.setattr(tune, "perform", perform)
-    again = tune.run(search(tmp_path, GAMMAS), 1)
+    monkeypatch.setattr(engine, "perform", perform)
+    again = tune.run(search(tmp_path, GAMMAS), Here(1))
     assert [again[0], again[2]] == [curve[0], curve[2]]
     assert again[1]["status"] == "complete"
     assert calls == ["maxgain=1", "maxgain=2", "maxgain=3"]
@@ -253,7 +254,7 @@ def test_a_trial_that_diverges_fails_and_is_tried_again(tmp_path, monkeypatch):
 def test_missing_data_stop_a_search_instead_of_failing_its_trials(tmp_path):
     absent = replace(search(tmp_path, GAMMAS, dataset="cifar10", fold=None), data=tmp_path / "nowhere")
     with pytest.raises(DataError, match="cifar10 is not in"):
-        tune.run(absent, 1)
+        tune.run(absent, Here(1))
     assert tune.curve(tune._study(absent)) == []
 
 
@@ -274,8 +275,8 @@ def fake_training(accuracy_of):
 
 @pytest.mark.usefixtures("_in_this_process")
 def test_tpe_finds_a_good_gamma_and_gives_hopeless_trials_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(tune, "perform", fake_training(lambda gamma: 1 - abs(gamma - 3) / 10))
-    curve = tune.run(search(tmp_path, trials=25, epochs=8), 1)
+    monkeypatch.setattr(engine, "perform", fake_training(lambda gamma: 1 - abs(gamma - 3) / 10))
+    curve = tune.run(search(tmp_path, trials=25, epochs=8), Here(1))
     assert len(curve) == 25
     assert tuning_rule.best(curve)["values"]["maxgain"] == pytest.approx(3, abs=0.3)
     pruned = [row for row in curve if row["status"] == "pruned"]
@@ -285,31 +286,31 @@ def test_tpe_finds_a_good_gamma_and_gives_hopeless_trials_up(tmp_path, monkeypat
 
 @pytest.mark.usefixtures("_in_this_process")
 def test_a_grid_is_tried_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(tune, "perform", fake_training(lambda gamma: 1 / gamma))
+    monkeypatch.setattr(engine, "perform", fake_training(lambda gamma: 1 / gamma))
     gammas = Grid("gamma", tuple(float(gamma) for gamma in range(1, 11)))
-    assert {row["status"] for row in tune.run(search(tmp_path, gammas, epochs=8), 1)} == {"complete"}
+    assert {row["status"] for row in tune.run(search(tmp_path, gammas, epochs=8), Here(1))} == {"complete"}
 
 
 @pytest.mark.usefixtures("_in_this_process")
 def test_any_storage_of_optuna_will_do(tmp_path, monkeypatch):
-    monkeypatch.setattr(tune, "perform", fake_training(lambda gamma: 1 / gamma))
+    monkeypatch.setattr(engine, "perform", fake_training(lambda gamma: 1 / gamma))
     url = f"sqlite:///{tmp_path}/trials.db"
     first = replace(search(tmp_path / "a", GAMMAS), storage=url)
-    curve = tune.run(first, 1)
+    curve = tune.run(first, Here(1))
     assert len(curve) == 3
-    assert tune.run(replace(first, folder=tmp_path / "b"), 1) == curve
+    assert tune.run(replace(first, folder=tmp_path / "b"), Here(1)) == curve
     assert not list(tmp_path.glob("b/runs/*")), "another folder found all done in the storage"
 
 
 @pytest.mark.usefixtures("_in_this_process")
 def test_the_trial_of_another_searcher_is_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(tune, "perform", fake_training(lambda gamma: 1 / gamma))
+    monkeypatch.setattr(engine, "perform", fake_training(lambda gamma: 1 / gamma))
     shared = search(tmp_path, GAMMAS)
     with locks.alone_in(tmp_path):
         study = tune._study(shared)
     study.enqueue_trial({"maxgain": 2.0}, user_attrs={"point": {"maxgain": 2.0}, "searcher": "another machine"})
     elsewhere = study.ask()
-    curve = tune.run(shared, 1)
+    curve = tune.run(shared, Here(1))
     assert [row["values"]["maxgain"] for row in curve] == [1, 3]
     study.tell(elsewhere, 0.5)
     assert len(study.get_trials()) == 3
@@ -376,8 +377,8 @@ def test_what_makes_no_sense_is_answered_with_a_sentence(flags, message, capsys,
 def test_a_search_that_is_killed_ends_like_one_that_is_not(tmp_path, capsys, monkeypatch):
     space = {"trials": 8, "epochs": 4}
     with monkeypatch.context() as patch:
-        patch.setattr(tune, "side_by_side", lambda work, jobs, *how: ((job, work(job)) for job in jobs))
-        expected = tune.run(search(tmp_path / "whole", **space), 1)
+        patch.setattr(engine, "side_by_side", lambda work, jobs, *how: ((job, work(job)) for job in jobs))
+        expected = tune.run(search(tmp_path / "whole", **space), Here(1))
 
     folder = tmp_path / "killed"
     command = ["tune", "digits", "--regulariser", "maxgain", "--network", "mlp", "--epochs", "4", "--fold", "0"]

@@ -14,8 +14,7 @@ from scipy import stats
 
 from maxgain.errors import RecordError
 from maxgain.study.cli.app import main
-from maxgain.study.comparing import jobs as compare
-from maxgain.study.comparing import sentences, statistics
+from maxgain.study.comparing import engine, sentences, statistics
 from maxgain.study.comparing.records import Records
 from maxgain.study.report import gain_data, page
 from maxgain.study.report.comparisons import comparisons
@@ -534,7 +533,7 @@ def test_runs_that_all_failed_are_still_reported(tmp_path):
 
 def test_the_page_about_a_real_comparison_says_what_the_comparison_said(tmp_path, monkeypatch):
     # Runs without processes of their own, which take longer to start than these take to run.
-    monkeypatch.setattr(compare, "side_by_side", lambda work, jobs, *how: ((job, work(job)) for job in jobs))
+    monkeypatch.setattr(engine, "side_by_side", lambda work, jobs, *how: ((job, work(job)) for job in jobs))
     quick = ["--network", "mlp", "--epochs", "1", "--folds", "2", "--jobs", "1"]
     compared = ["--regularisers", "maxgain", "none", "--tuned", "--grid", "gamma=1.5:2.5:1"]
     assert main(["compare", "digits", *compared, *quick, "--out", str(tmp_path)]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -15,13 +16,13 @@ from maxgain.errors import RecipeError, RunError
 from ..comparing import jobs as work
 from ..comparing import records, sentences, tuning_rule
 from ..comparing.comparison import Comparison, compare
+from ..comparing.engine import Engine, Here, Name, engine_for
 from ..comparing.jobs import Job, Pairing
 from ..comparing.question import FILE as ASKED
 from ..comparing.question import Question, against, contrasts, remember
 from ..comparing.records import Record
 from ..comparing.shards import Shard
 from ..comparing.shown import tables
-from ..comparing.workers import runs_at_once
 from ..files import write_json
 from ..limits import expect_count
 from ..locks import alone_in
@@ -40,6 +41,9 @@ EXAMPLES = {
         "what MaxGain adds to each"
     ),
     "maxgain compare cifar10 --regularisers none maxgain=2 --seeds 5 --data ~/data": "the same split, five seeds",
+    "maxgain compare cifar10 --regularisers none maxgain=2 --seeds 5 --engine ray --address auto --per-gpu 4": (
+        "on the Ray cluster that this machine belongs to, four runs per GPU"
+    ),
 }
 
 
@@ -90,6 +94,10 @@ class Options(Common):
     one on a GPU)"""
     per_gpu: int | None = None
     """on a GPU, runs at a time, side by side from one process; no result depends on it (default: 1)"""
+    engine: Name = "local"
+    """where to train: in processes here, or on the nodes of a Ray cluster, with a part of a GPU each"""
+    address: str | None = None
+    """with --engine ray, the cluster, as HOST:PORT or auto (default: $RAY_ADDRESS, or one that is started here)"""
     shard: str | None = None
     """train the part NUMBER/COUNT of the runs alone, such as 0/4, for a machine of its own; 'maxgain merge' brings the
     parts together"""
@@ -126,18 +134,17 @@ def _part(options: Options, screen: Screen) -> dict[str, Any]:
     # What is chosen together is trained together, so that no part needs to know another.
     chosen_on = (lambda job: (job.row, job.recipe.fold)) if options.tuned else (lambda job: job.recipe)
     jobs = shard.of(work.plan(recipe, names, _pairing(options, recipe)), chosen_on)
-    processes = runs_at_once(options.jobs, options.per_gpu, options.device)
     place = Place(options.out or Path(f"compare-{recipe.name}-{shard.number}"), options.data, options.device)
-    with alone_in(place.folder, COMPARISON, ASKED):
+    with _engine(options) as engine, alone_in(place.folder, COMPARISON, ASKED):
         jobs = work.identified(jobs, place)
         if options.tuned and jobs:
             tuning = work.plan_tuning(jobs, grids, options.budget or tuning_rule.BUDGET)
             tuning = work.identified(tuning, place.for_tuning)
             if tuning:
-                _perform("tuning", tuning, place.for_tuning, processes, screen)
+                _perform("tuning", tuning, place.for_tuning, engine, screen)
                 jobs = work.tuned(jobs, tuning, records.read(place.for_tuning.results))
         if jobs:
-            _perform(f"part {options.shard}", jobs, place, processes, screen)
+            _perform(f"part {options.shard}", jobs, place, engine, screen)
         done = len(jobs) - len(work.missing(jobs, records.read(place.results)))
     screen.show(f"part {options.shard}: {done} of {counted(len(jobs), 'run')} done in {place.folder}")
     screen.show(
@@ -174,17 +181,16 @@ def compared(options: Options, screen: Screen) -> tuple[Comparison, Place]:
     named = dict(zip(options.regularisers, names, strict=True))
     recipe = replace(options.recipe, train_on="train" if options.hold_out else "train+validation")
     pairing = _pairing(options, recipe)
-    processes = runs_at_once(options.jobs, options.per_gpu, options.device)
     place = Place(options.out or Path(f"compare-{recipe.name}"), options.data, options.device)
     grids = [tuning_rule.Grid.parsed(text) for text in options.grid]
     tuning_rule.refuse_unused(grids, names)
     jobs = work.plan(recipe, names, pairing)
     tuning = work.plan_tuning(jobs, grids, options.budget or tuning_rule.BUDGET) if options.tuned else []
-    with alone_in(place.folder, COMPARISON, ASKED):
+    with _engine(options) as engine, alone_in(place.folder, COMPARISON, ASKED):
         jobs, tuning = work.identified(jobs, place), work.identified(tuning, place.for_tuning)
         validation_images = None
         if tuning:
-            _perform("tuning", tuning, place.for_tuning, processes, screen)
+            _perform("tuning", tuning, place.for_tuning, engine, screen)
             known = records.read(place.for_tuning.results)
             validation_images = next((run["validation_images"] for run in known.runs), None)
             jobs = work.tuned(jobs, tuning, known)
@@ -202,7 +208,7 @@ def compared(options: Options, screen: Screen) -> tuple[Comparison, Place]:
             validation_images=validation_images,
         )
         remember(place.folder, question)
-        _perform("comparing", jobs, place, processes, screen)
+        _perform("comparing", jobs, place, engine, screen)
         found = records.read(place.results)
         return compare(question, found, found.correct), place
 
@@ -247,20 +253,25 @@ def _pairing(options: Options, recipe: Recipe) -> Pairing:
     return work.folds(recipe, options.folds, 1 if options.seeds is None else options.seeds)
 
 
+def _engine(options: Options) -> AbstractContextManager[Engine]:
+    return engine_for(options.engine, options.address, options.jobs, options.per_gpu, options.device)
+
+
 def _contrasts(options: Options) -> tuple[tuple[str, str], ...]:
     if options.contrasts:
         return contrasts(options.contrasts, options.regularisers)
     return against(options.baseline or options.regularisers[0], options.regularisers)
 
 
-def _perform(title: str, jobs: Sequence[Job], place: Place, processes: int, screen: Screen) -> None:
+def _perform(title: str, jobs: Sequence[Job], place: Place, engine: Engine, screen: Screen) -> None:
     known = records.read(place.results)
     for warning in known.warnings:
         screen.show(f"note: {warning}")
     missing = work.missing(jobs, known)
     recorded = len(jobs) - len(missing)
     screen.show(f"{title}: {counted(len(jobs), 'run')}, {recorded} of them recorded already → {place.folder}")
-    warn_of_many(screen, jobs[0].recipe, len(missing), processes, place)
+    if isinstance(engine, Here):
+        warn_of_many(screen, jobs[0].recipe, len(missing), engine.at_once, place)
     with screen.progress() as progress:
         runs = progress.many(title, len(jobs), recorded)
 
@@ -270,7 +281,7 @@ def _perform(title: str, jobs: Sequence[Job], place: Place, processes: int, scre
         def on_done(job: Job, record: Record) -> None:
             runs.ended(_called(job), failed=record["status"] == "failed")
 
-        work.perform_all(missing, place, processes, on_done, on_start)
+        work.perform_all(missing, place, engine, on_done, on_start)
 
 
 def _called(job: Job) -> str:

@@ -12,8 +12,9 @@ import tyro
 from maxgain.errors import RecipeError, RunError
 
 from ..comparing import tune
+from ..comparing.engine import Engine, Here, Name, engine_for
 from ..comparing.tuning_rule import RULE, Grid, Point, Trial, best, dimensions, refuse_unused, worth
-from ..comparing.workers import data_for, runs_at_once
+from ..comparing.workers import data_for
 from ..files import write_json
 from ..recipes import Recipe, to_json
 from ..regularisers import with_gamma
@@ -59,6 +60,10 @@ class Options(Common):
     core, or one on a GPU)"""
     per_gpu: int | None = None
     """on a GPU, runs at a time, side by side from one process; no result depends on it (default: 1)"""
+    engine: Name = "local"
+    """where to train: in processes here, or on the nodes of a Ray cluster, with a part of a GPU each"""
+    address: str | None = None
+    """with --engine ray, the cluster, as HOST:PORT or auto (default: $RAY_ADDRESS, or one that is started here)"""
     out: Path | None = None
     """the search's folder (default: tune- and the recipe and regulariser)"""
     data: DataFolder = None
@@ -70,11 +75,8 @@ class Options(Common):
 def run(options: Options, screen: Screen) -> dict[str, Any]:
     """Writes tuned.json, curve.json and the figure into the search's folder, and shows them."""
     search = _search(options)
-    processes = runs_at_once(options.jobs, options.per_gpu, options.device)
-    screen.show(f"{search.recipe.name}, {search.recipe.regulariser}: {counted(search.size, 'point')} → {search.folder}")
-    warn_of_many(screen, search.recipe, search.size, processes, search.place)
-    with screen.progress() as progress:
-        curve = _watched(search, processes, progress)
+    with engine_for(options.engine, options.address, options.jobs, options.per_gpu, options.device) as engine:
+        curve = _searched(search, engine, screen)
     chosen = best(curve)
     write_json(search.folder / tune.CURVE, curve)
     screen.show(_table(curve, search, chosen))
@@ -115,7 +117,15 @@ def _search(options: Options) -> tune.Search:
     )
 
 
-def _watched(search: tune.Search, processes: int, progress: Bars) -> list[Trial]:
+def _searched(search: tune.Search, engine: Engine, screen: Screen) -> list[Trial]:
+    screen.show(f"{search.recipe.name}, {search.recipe.regulariser}: {counted(search.size, 'point')} → {search.folder}")
+    if isinstance(engine, Here):
+        warn_of_many(screen, search.recipe, search.size, engine.at_once, search.place)
+    with screen.progress() as progress:
+        return _watched(search, engine, progress)
+
+
+def _watched(search: tune.Search, engine: Engine, progress: Bars) -> list[Trial]:
     """The curve of the search; what is best so far stands beside its bar."""
     runs, place = progress.many("tuning", search.size, 0), search.place
 
@@ -127,7 +137,7 @@ def _watched(search: tune.Search, processes: int, progress: Bars) -> list[Trial]
     def on_start(recipe: Recipe) -> None:
         runs.began(recipe.regulariser, place.of(recipe, data_for(recipe, place).fingerprint).folder, recipe.epochs)
 
-    return tune.run(search, processes, on_change, on_start, lambda recipe: runs.ended(recipe.regulariser))
+    return tune.run(search, engine, on_change, on_start, lambda recipe: runs.ended(recipe.regulariser))
 
 
 def _tuned(search: tune.Search, curve: list[Trial], chosen: Trial) -> dict[str, Any]:

@@ -21,11 +21,13 @@ from ..recipes import Recipe, run_key, run_name
 from ..regularisers import filled, spelt
 from ..run_files import read_metrics, read_predictions
 from ..runs import Place, perform
+from ..schema import Result
 from . import records, tuning_rule
+from .engine import Engine
 from .question import Over, Planned
 from .records import Record, Records
 from .tuning_rule import Grid, Point, Trial
-from .workers import CHECKPOINT_SECONDS, data_for, fingerprints, side_by_side, tell_of_each
+from .workers import CHECKPOINT_SECONDS, data_for, fingerprints, tell_of_each
 
 SEEDS_APART = 1000
 """Between the seeds of a fold, so that no two folds (up to this many) share one."""
@@ -162,14 +164,13 @@ def missing(jobs: Sequence[Job], known: Records) -> list[Job]:
 def perform_all(
     jobs: Sequence[Job],
     place: Place,
-    at_once: int,
+    engine: Engine,
     on_done: Callable[[Job, Record], None],
     on_start: Callable[[Job], None] = lambda job: None,
 ) -> None:
-    """Run this many of the jobs at once, and record each as soon as it is done."""
-    work = partial(run_recorded, place=place)
-    upcoming = tell_of_each(jobs, on_start)
-    with closing(side_by_side(work, upcoming, min(at_once, len(jobs)), place.device)) as outcomes:
+    """Run the jobs, as many at once as the engine can, and record each as soon as it is done."""
+    work = partial(run_recorded, place=place, perform=engine.perform)
+    with closing(engine.each(work, tell_of_each(jobs, on_start), len(jobs))) as outcomes:
         for job, record in outcomes:
             on_done(job, record)
 
@@ -193,7 +194,9 @@ def _tuned(job: Job, curve: list[Trial] | None) -> Job:
     return _with_numbers(job, best["values"], job.recipe.train_on)
 
 
-def run_recorded(job: Job, place: Place, dataset: Dataset | None = None) -> Record:
+def run_recorded(
+    job: Job, place: Place, dataset: Dataset | None = None, perform: Callable[..., Result] = perform
+) -> Record:
     """Run a job, from its checkpoint if it has one, and return the record that is written of it."""
     recipe, dataset = job.recipe, dataset or data_for(job.recipe, place)
     own = place.of(recipe, dataset.fingerprint)

@@ -32,11 +32,12 @@ from ..locks import alone_in, locked
 from ..recipes import Recipe, key
 from ..regularisers import filled
 from ..run_files import CHECKPOINT, read_metrics
-from ..runs import Place, Watcher, perform
-from ..schema import score
+from ..runs import Place, Watcher
+from ..schema import Result, score
 from ..wording import clause
+from .engine import Engine
 from .tuning_rule import Dimension, Point, Trial, points, rounded
-from .workers import CHECKPOINT_SECONDS, data_for, side_by_side, tell_of_each
+from .workers import CHECKPOINT_SECONDS, data_for, tell_of_each
 
 JOURNAL, SEARCHER, CURVE, TUNED = "journal.log", "searcher.txt", "curve.json", "tuned.json"
 FILES = (JOURNAL, SEARCHER, CURVE, TUNED, "curve.png", "curve.svg", "runs")
@@ -91,7 +92,7 @@ class Search:
 
 def run(
     search: Search,
-    processes: int,
+    engine: Engine,
     on_change: Callable[[list[Trial]], None] = lambda curve: None,
     on_start: Callable[[Recipe], None] = lambda recipe: None,
     on_done: Callable[[Recipe], None] = lambda recipe: None,
@@ -102,8 +103,8 @@ def run(
         _recover(study, search, searcher)
         on_change(curve(study))
         trials = tell_of_each(_proposals(study, search, searcher), lambda trial: on_start(_recipe(trial, search)))
-        work = partial(_perform, search=search)
-        with closing(side_by_side(work, trials, min(processes, search.size), search.device)) as outcomes:
+        work = partial(_perform, search=search, perform=engine.perform)
+        with closing(engine.each(work, trials, search.size)) as outcomes:
             for trial, outcome in outcomes:
                 _tell(study, trial, outcome)
                 on_done(_recipe(trial, search))
@@ -257,7 +258,7 @@ def _recipe(trial: optuna.Trial, search: Search) -> Recipe:
     return search.recipe_at(trial.user_attrs["point"])
 
 
-def _perform(trial: optuna.Trial, search: Search) -> Trial:
+def _perform(trial: optuna.Trial, search: Search, perform: Callable[..., Result]) -> Trial:
     """What a trial comes to. Its folder belongs to its point, so a trial that takes up a point goes on with its run."""
     recipe = _recipe(trial, search)
     dataset = data_for(recipe, search.place)

@@ -69,16 +69,22 @@ def in_processes(
 
 
 def in_threads(
-    work: Callable[[Job], Outcome], jobs: Iterable[Job], threads: int
+    work: Callable[[Job], Outcome], jobs: Iterable[Job], threads: int, stop: Callable[[], None] = lambda: None
 ) -> Generator[tuple[Job, Outcome], None, None]:
-    """As `in_processes`, in threads of this process: for several runs on one GPU, a stream and a graph each."""
+    """As `in_processes`, in threads of this process: for several runs on one GPU, a stream and a graph each.
+
+    `stop` is called in the end; it asks those to stop that still run because another one has raised.
+    """
     upcoming = iter(jobs)
     with ThreadPoolExecutor(threads) as pool:
-        running: dict[Future[Outcome], Job] = {pool.submit(work, job): job for job in islice(upcoming, threads)}
-        while running:
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                yield running.pop(future), future.result()
-                running |= {pool.submit(work, job): job for job in islice(upcoming, 1)}
+        try:
+            running: dict[Future[Outcome], Job] = {pool.submit(work, job): job for job in islice(upcoming, threads)}
+            while running:
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(future), future.result()
+                    running |= {pool.submit(work, job): job for job in islice(upcoming, 1)}
+        finally:
+            stop()
 
 
 def side_by_side(
@@ -108,7 +114,8 @@ def runs_at_once(jobs: int | None, per_gpu: int | None, device: str) -> int:
 
 def data_for(recipe: Recipe, place: Place) -> Dataset:
     """The recipe's data set, kept for the next run."""
-    return place.load_data(recipe, _loaded)
+    with _loading:  # threads that begin together need the same one
+        return place.load_data(recipe, _loaded)
 
 
 def fingerprints(recipes: Iterable[Recipe], place: Place) -> list[str]:
@@ -126,6 +133,7 @@ def fingerprints(recipes: Iterable[Recipe], place: Place) -> list[str]:
 
 # The next job of a process mostly needs the same data set again, and its fingerprint.
 _loaded = lru_cache(maxsize=1)(datasets.load)
+_loading = threading.Lock()
 
 
 def _stop(running: Collection[Future[Outcome]], processes: Collection[BaseProcess]) -> None:

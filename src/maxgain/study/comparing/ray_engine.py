@@ -1,0 +1,319 @@
+"""Runs on the nodes of a Ray cluster, several per GPU if asked for.
+
+This process has a thread for each run under way. It does what a worker process does on one machine: it records the
+result, and asks optuna whether to go on. Only the training is sent to a node, so a result is recorded once, by whoever
+started the command. Ray sends a run out again when its worker or its node has died.
+
+The data are read here and put into Ray's object store, which brings them to a node once, for all runs there.
+
+A run is kept in the folder where this machine keeps it, if its node sees that folder too: then a run that is sent out
+again goes on from its checkpoint. Otherwise it is kept in a temporary folder of the node, and its files come here when
+it ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+import maxgain
+from maxgain.errors import FolderInUseError, MissingExtraError, RecipeError, RunError
+
+from ..data.splits import Dataset, Split
+from ..data.table import data_root
+from ..files import make_folder, write_bytes, write_text
+from ..limits import expect_count
+from ..locks import alone_in
+from ..place import Place
+from ..recipes import Recipe
+from ..run_files import FILES, METRICS, RESULT, read_metrics
+from ..runs import Interrupted, Watcher, perform
+from ..schema import Result
+from ..signals import deferred
+from ..wording import clause
+from .workers import PATIENCE, in_threads
+
+try:
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+except ImportError as error:
+    raise MissingExtraError("--engine ray needs Ray: pip install 'maxgain[ray]'.") from error
+
+Job = TypeVar("Job")
+Outcome = TypeVar("Outcome")
+
+RETRIES = 4
+"""How often a run is sent out again whose worker or node has died."""
+SECONDS_TO_ANSWER = 5.0
+"""How long a cluster has to answer a greeting; Ray itself would wait for minutes."""
+SECONDS_TO_BEGIN = 120.0
+"""How long a node has to start a worker and import this package."""
+SECONDS_TO_LET_GO = 120.0
+"""How long the folder of a run may still be locked by a node that has died, as network file systems have it."""
+SECONDS_BETWEEN_LOOKS = 0.5
+"""How often to look at the epochs of a run, and whether it is to be stopped."""
+SEEN = ".seen"
+"""A file beside the runs, by whose content a node knows that it sees the same folder."""
+
+
+@contextmanager
+def on_ray(address: str | None, jobs: int | None, per_gpu: int | None, device: str) -> Iterator[OnRay]:
+    """The engine on the cluster at an address; without one, and without $RAY_ADDRESS, on one that is started here."""
+    if jobs is not None:
+        expect_count("--jobs", jobs)
+    if per_gpu is not None:
+        expect_count("--per-gpu", per_gpu)
+    if device not in ("auto", "cpu", "cuda"):
+        raise RecipeError(f"on a Ray cluster --device is cpu, cuda or auto, not {device!r}: Ray chooses the GPU.")
+    _connect(address or os.environ.get("RAY_ADDRESS") or "local")
+    try:
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        resources: list[Mapping[str, float]] = [node["Resources"] for node in nodes]
+        gpus = 0.0 if device == "cpu" or not any(node.get("GPU") for node in resources) else 1 / (per_gpu or 1)
+        if device == "cuda" and not gpus:
+            raise RunError("no node of the Ray cluster has a GPU: use --device cpu.")
+        if per_gpu is not None and not gpus:
+            raise RecipeError("--per-gpu is for runs on GPUs, and the Ray cluster has none: use --jobs.")
+        room = sum(_room(node, gpus) for node in resources)
+        if not room:
+            raise RunError("no node of the Ray cluster has a CPU to spare for a run: see 'ray status'.")
+        _expect_same_version(nodes)
+        yield OnRay(jobs or room, gpus)
+    finally:
+        ray.shutdown()
+
+
+def _room(node: Mapping[str, float], gpus: float) -> int:
+    """How many runs a node trains at a time: each takes a CPU and its part of a GPU."""
+    cpus = int(node.get("CPU", 0))
+    return min(cpus, int(node.get("GPU", 0) * round(1 / gpus))) if gpus else cpus
+
+
+@dataclass(frozen=True)
+class OnRay:
+    """A Ray cluster that this process is connected to."""
+
+    at_once: int
+    gpus: float
+    """What a run takes of a GPU."""
+    _placed: dict[str, Any] = field(default_factory=dict)
+    """Data in the object store, by their fingerprints."""
+    _placing: threading.Lock = field(default_factory=threading.Lock)
+    _stopping: threading.Event = field(default_factory=threading.Event)
+
+    def each(
+        self, work: Callable[[Job], Outcome], jobs: Iterable[Job], at_most: int
+    ) -> Generator[tuple[Job, Outcome], None, None]:
+        """See `Engine`."""
+        self._stopping.clear()
+        return in_threads(work, jobs, max(1, min(self.at_once, at_most)), self._stopping.set)
+
+    def perform(
+        self, recipe: Recipe, place: Place, dataset: Dataset, *, resume: bool = False, watcher: Watcher | None = None
+    ) -> Result:
+        """As `runs.perform`, on a node; the watcher hears of epochs alone, and only where the node sees the folder."""
+        if not (place.folder / RESULT).exists():
+            order = _Order(
+                recipe,
+                replace(
+                    place,
+                    folder=place.folder.absolute(),
+                    data=data_root(place.data).absolute(),
+                    device="cuda" if self.gpus else "cpu",
+                ),
+                _left_to_be_seen(place.folder.parent),
+                tuple(sys.argv),
+            )
+            files = self._sent_out(order, self._place(dataset), watcher or Watcher())
+            if files:
+                with alone_in(place.folder, *FILES):
+                    for name in sorted(files, key=[*FILES, RESULT].index):
+                        write_bytes(place.folder / name, files[name])
+        return perform(recipe, place, dataset, resume=True)
+
+    def _place(self, dataset: Dataset) -> Any:
+        with self._placing:
+            if dataset.fingerprint not in self._placed:
+                self._placed[dataset.fingerprint] = ray.put(_packed(dataset))
+            return self._placed[dataset.fingerprint]
+
+    def _sent_out(self, order: _Order, data: Any, watcher: Watcher) -> dict[str, bytes]:
+        """What comes back from a node that trained the run; the run saves itself there where it is to be stopped."""
+        task = ray.remote(num_cpus=1, num_gpus=self.gpus, max_retries=RETRIES, retry_exceptions=[Interrupted])(_train)
+        running = task.remote(order, data)
+        told = 0
+        try:
+            with deferred() as interrupted:
+                while not ray.wait([running], timeout=SECONDS_BETWEEN_LOOKS)[0]:
+                    if interrupted() or self._stopping.is_set():
+                        raise Interrupted(str(order.place.folder))
+                    epochs = read_metrics(order.place.folder) if (order.place.folder / METRICS).exists() else []
+                    for line in epochs[told:]:
+                        watcher.epoch_done(line)
+                    told = max(told, len(epochs))
+            files: dict[str, bytes] = ray.get(running)
+            return files
+        except RayTaskError as error:
+            raise error.cause from error
+        except RayError as error:
+            raise RunError(f"its worker on the Ray cluster died {RETRIES + 1} times: {_first_line(error)}.") from error
+        except BaseException:
+            ray.cancel(running)
+            ray.wait([running], timeout=PATIENCE)
+            raise
+
+
+# What happens on a node
+
+
+@dataclass(frozen=True)
+class _Order:
+    """A run that a node is to train."""
+
+    recipe: Recipe
+    place: Place
+    seen: str
+    """What `SEEN` holds beside the run's folder."""
+    command: tuple[str, ...]
+    """What the user typed, which results keep."""
+
+
+def _train(order: _Order, data: _Packed) -> dict[str, bytes]:
+    """Trains a run, and returns its files if whoever ordered it cannot see them."""
+    sys.argv = list(order.command)
+    torch.set_num_threads(1)  # as in every worker, so that where a run is trained changes no bit of it
+    folder = order.place.folder
+    if _seen(folder.parent) == order.seen:
+        _once_free(lambda: perform(order.recipe, order.place, _unpacked(data), resume=True))
+        return {}
+    with tempfile.TemporaryDirectory(prefix="maxgain-") as temporary:
+        here = Path(temporary) / folder.name
+        perform(order.recipe, replace(order.place, folder=here), _unpacked(data))
+        return {name: (here / name).read_bytes() for name in FILES if (here / name).exists()}
+
+
+def _once_free(train: Callable[[], Result]) -> None:
+    """Trains as soon as the run's folder is free, which a node that died may hold for a while."""
+    patience = time.monotonic() + SECONDS_TO_LET_GO
+    while True:
+        try:
+            train()
+            return
+        except FolderInUseError:
+            if time.monotonic() > patience:
+                raise
+            time.sleep(1)
+
+
+def _left_to_be_seen(folder: Path) -> str:
+    """Leaves something in the folder that only those see who see this very folder."""
+    if not (folder / SEEN).exists():
+        make_folder(folder)
+        write_text(folder / SEEN, secrets.token_hex(16))
+    return _seen(folder)
+
+
+def _seen(folder: Path) -> str:
+    try:
+        return (folder / SEEN).read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+_Packed = tuple[dict[str, Any], dict[str, tuple[Any, Any]]]
+
+
+def _packed(dataset: Dataset) -> _Packed:
+    """The data set with numpy's arrays, which all processes of a node read where they lie in the object store."""
+    content = {one.name: getattr(dataset, one.name) for one in fields(dataset)}
+    parts = {name: content.pop(name) for name in ("train", "validation", "test")}
+    return content, {name: (part.images.contiguous().numpy(), part.labels.numpy()) for name, part in parts.items()}
+
+
+def _unpacked(packed: _Packed) -> Dataset:
+    content, parts = packed
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable")  # nobody writes to images or labels
+        splits = {name: Split(*map(torch.from_numpy, arrays)) for name, arrays in parts.items()}
+    return Dataset(**(content | splits))
+
+
+# Finding a cluster
+
+
+def _connect(address: str) -> None:
+    """Connects to the cluster, or starts one; signals stay ours, and Ray keeps its remarks to itself."""
+    if address not in ("local", "auto"):
+        _expect_answer(address)
+    how: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **how)
+    except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
+        ray.shutdown()
+        raise RunError(f"cannot use the Ray cluster {address!r}: {_first_line(error)}.") from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def _expect_answer(address: str) -> None:
+    """Refuses an address where nothing answers as Ray does: with HTTP/2, of which it speaks the first words here."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise RecipeError(f"--address must be HOST:PORT, as 'ray start --head' shows it, or auto, not {address!r}.")
+    settings = bytes(3) + b"\x04" + bytes(5)
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), SECONDS_TO_ANSWER) as connection:
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
+            answer = connection.recv(len(settings))
+    except (OSError, OverflowError) as error:
+        raise RunError(f"no Ray cluster answers at {address}: {_first_line(error)}.") from error
+    if answer[3:4] != settings[3:4] and os.environ.get("RAY_USE_TLS", "0") == "0":
+        raise RunError(f"what answers at {address} is no Ray cluster.")
+
+
+def _version() -> str:
+    return maxgain.__version__
+
+
+def _expect_same_version(nodes: Iterable[Mapping[str, Any]]) -> None:
+    """Refuses a cluster with a node that has no maxgain, or another one."""
+    asked = {
+        node["NodeManagerAddress"]: ray.remote(
+            num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        )(_version).remote()
+        for node in nodes
+    }
+    for name, answer in asked.items():
+        try:
+            there = ray.get(answer, timeout=SECONDS_TO_BEGIN)
+        except RayError as error:
+            reason = _first_line(error.cause if isinstance(error, RayTaskError) else error)
+            raise RunError(f"the Ray node {name} cannot run maxgain: {reason}; install it there.") from error
+        if there != maxgain.__version__:
+            raise RunError(f"the Ray node {name} has maxgain {there}, not {maxgain.__version__}: install this there.")
+
+
+def _first_line(error: BaseException) -> str:
+    return clause(next(iter(str(error).splitlines()), type(error).__name__))
