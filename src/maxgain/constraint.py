@@ -22,12 +22,12 @@ from torch.utils.hooks import RemovableHandle
 from . import torch_quirks
 from .bounds import Bound, expect_alike, resolve_bounds
 from .coverage import tell_what_is_left_out
-from .distributed import local, own_part
+from .distributed import is_flat_shard, local, own_part
 from .errors import AttachError, MeasurementWarning, NotMeasuredError, StateError, UnsupportedLayerError
 from .functional import shrink_all_
 from .layers import FoundLayer, find_layers, refusals
 from .observe import UNMEASURED, Watch, watch
-from .proof import Proofs
+from .proof import FLAT_SHARD, Proofs
 from .share import Share, parameters_of
 from .stepping import Missed, torch_optimizer_in
 
@@ -67,6 +67,7 @@ class Constraint(ABC):
     ) -> None:
         self.model = model
         self._layers = find_layers(model, include, exclude)
+        self._expect_whole_weights()
         self._names = [layer.name for layer in self._layers]
         self.bounds = resolve_bounds(bound, self._names, self.bound_name)
         """The bound of every constrained layer, by its dotted name."""
@@ -94,6 +95,11 @@ class Constraint(ABC):
 
         One number per layer in a packed tensor, or a list of tensors that broadcast against the layers' weights.
         """
+
+    @property
+    def _reads_weights(self) -> bool:
+        """Whether an estimate needs whole weights, and not what the forwards showed alone."""
+        return True
 
     def _observer(self, layer: FoundLayer) -> Observer | None:
         """What looks at a layer's forwards; None if the weight alone says how large the layer is."""
@@ -365,6 +371,7 @@ class Constraint(ABC):
                 held = parameters_of(optimizer)
                 others = set[int]().union(*(parameters_of(one) for one in self._optimizers if one is not optimizer))
             self._expect_unchanged()
+            self._expect_whole_weights()
             share = Share(signature, self._layers, weights, self.bounds, held, others - held, self._dtype, self._device)
             self._shares[optimizer] = share
         return share
@@ -381,6 +388,11 @@ class Constraint(ABC):
             raise UnsupportedLayerError(
                 f"{refusals(refused, 'constrained')} Or make the constraint after the change, on the model as it is."
             )
+
+    def _expect_whole_weights(self) -> None:
+        """Refuse the flat shards of FullyShardedDataParallel if the estimate reads weights outside of a forward."""
+        if self._reads_weights and (flat := [one for one in self._layers if is_flat_shard(one.weight)]):
+            raise UnsupportedLayerError(refusals([(one.name, one.module, FLAT_SHARD) for one in flat], "constrained"))
 
     # The state.
 

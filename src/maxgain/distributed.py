@@ -27,6 +27,15 @@ def is_sharded(tensor: Any) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
+def is_flat_shard(weight: Tensor) -> bool:
+    """Whether a weight is a piece of FullyShardedDataParallel's flat parameter, which is whole in a forward only.
+
+    It marks them so with ``use_orig_params=True``. Seen on torch 2.11 to 2.13. Guarded by
+    tests/promises/test_sharded.py.
+    """
+    return getattr(weight, "_fsdp_flattened", False) is True
+
+
 def local(weight: Tensor) -> Tensor:
     """The part of a weight that this rank holds; the weight itself unless it is sharded."""
     to_local = getattr(weight, "to_local", None)

@@ -128,6 +128,10 @@ class MaxGain(Constraint):
         index = self._names.index(layer.name)
         return RunningMaximum(layer, index, self._counts, self.p, self.instance, keep_inputs=keep)
 
+    @property
+    def _reads_weights(self) -> bool:
+        return self.measure == "fresh"
+
     def _estimate(self, share: Share) -> Tensor:
         if self.measure == "fresh":
             for observer in self._maxima_of(share):

@@ -14,12 +14,16 @@ import torch
 from torch import Tensor
 
 from . import torch_quirks
-from .distributed import whole, whole_weights
+from .distributed import is_flat_shard, whole, whole_weights
 from .errors import MaxGainError, UnsupportedLayerError
 from .layers import FoundLayer, refusals
 
 TOLERANCE = 0.02
 """By which fraction of ``Wx`` half the weight may miss half of it: by rounding, or as quantised in training."""
+FLAT_SHARD = (
+    "FullyShardedDataParallel keeps its weight in flat shards, which cannot be read as a matrix between forwards "
+    "(fully_shard's can, and MaxGain of a plain layer with measure='stale' need not)"
+)
 
 
 class Proofs:
@@ -69,6 +73,8 @@ class Proof:
 
     def objection(self) -> str | None:
         """Why the layer's weight must not be divided; None if it may be."""
+        if is_flat_shard(self.layer.weight):
+            return FLAT_SHARD
         try:
             halves = self._halves()
         except Exception as error:  # a forward is arbitrary code

@@ -1,6 +1,11 @@
-"""The sharded half of promise 13: every constraint on FSDP2's shards matches the run without shards."""
+"""The sharded half of promise 13, and promise 16 on ranks: every constraint on weights that lie in pieces.
+
+All of it is done by two ranks that are started once; each test looks at a part of what they found.
+"""
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,9 +14,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from maxgain import Lipschitz, MaxGain, MaxNorm, WeightClip
+from maxgain.errors import UnsupportedLayerError
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="torch was built without gloo")
 ROWS: dict[str, tuple[Any, float]] = {
@@ -25,41 +32,151 @@ ROWS: dict[str, tuple[Any, float]] = {
 }
 
 
+class Scaled(nn.Linear):
+    """A forward of its own, linear in the weight."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight / 2, self.bias)
+
+
+class Squared(nn.Linear):
+    """A forward of its own, not linear in the weight."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight.square(), self.bias)
+
+
 def net() -> nn.Sequential:
-    torch.manual_seed(1)
     # Five channels and seven units, which two ranks cannot share equally.
     return nn.Sequential(nn.Conv2d(2, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(80, 7), nn.ReLU(), nn.Linear(7, 3))
 
 
-def train(model: nn.Module, optimiser: torch.optim.Optimizer, constraint: Any) -> list[dict[str, float]]:
+def dense() -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(72, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def own_forwards(odd: type[nn.Linear]) -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(72, 7), odd(7, 3))
+
+
+def replicated(model: nn.Sequential) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(model)
+
+
+def sharded(model: nn.Sequential, **options: Any) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in [layer for layer in model if isinstance(layer, nn.Linear | nn.Conv2d)]:
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
+    return model
+
+
+def in_bfloat16(model: nn.Sequential) -> nn.Module:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    return sharded(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+
+
+def offloaded(model: nn.Sequential) -> nn.Module:
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    return sharded(model, offload_policy=CPUOffloadPolicy(pin_memory=False))
+
+
+def tensor_parallel(model: nn.Sequential) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    return parallelize_module(model, init_device_mesh("cpu", (2,)), {"1": ColwiseParallel(), "3": RowwiseParallel()})
+
+
+def flat(model: nn.Sequential, *, originals: bool) -> nn.Module:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return FullyShardedDataParallel(model, use_orig_params=originals, device_id=torch.device("cpu"))
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a model is spread over ranks, and how far its run may be from the one on a single device."""
+
+    make: Callable[[], nn.Sequential]
+    spread: Callable[[nn.Sequential], nn.Module]
+    tolerance: float = 1e-6
+
+
+WAYS = {
+    "FSDP2": Way(net, sharded),
+    "FSDP2 in bfloat16": Way(net, in_bfloat16, 5e-3),
+    "FSDP2, offloaded": Way(net, offloaded),
+    "tensor parallel": Way(dense, tensor_parallel),
+    "DDP": Way(net, replicated),
+    "FSDP1": Way(net, partial(flat, originals=True)),
+    "FSDP1, flat": Way(net, partial(flat, originals=False)),
+}
+REFUSED = {("FSDP1", name): "keeps its weight in flat shards" for name in ROWS if name != "MaxGain"}
+REFUSED |= {("FSDP1, flat", name): "use fully_shard, or use_orig_params=True" for name in ROWS}
+
+
+def train(model: nn.Module, make: Any, bound: float, rank: int) -> list[dict[str, float]]:
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    constraint = make(model, bound).attach(optimiser)
     scales = []
     for step in range(3):
         optimiser.zero_grad()
-        batch = torch.randn(4, 2, 6, 6, generator=torch.Generator().manual_seed(step))
-        model(batch).square().mean().backward()
+        batch = torch.randn(4, 2, 6, 6, generator=torch.Generator().manual_seed(step + rank))
+        model(batch).float().square().mean().backward()
         optimiser.step()
-        scales.append(constraint.scales)
+        scales.append({name.removeprefix("module."): scale for name, scale in constraint.scales.items()})
     return scales
 
 
-def on_a_rank(rank: int, folder: str) -> None:
-    from torch.distributed.fsdp import fully_shard
+def weights(model: nn.Module) -> list[Tensor]:
+    from torch.distributed.fsdp import FullyShardedDataParallel
 
+    if isinstance(model, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(model):
+            return [one.detach().clone() for one in model.parameters()]
+    return [getattr(one, "full_tensor", lambda one=one: one)().detach() for one in model.parameters()]
+
+
+def compared(way: Way, make: Any, bound: float) -> dict[str, Any]:
+    """How far the run on two ranks is from the one without them; or the sentence that refuses it."""
+    models = []
+    for spread in (way.spread, lambda model: model):
+        torch.manual_seed(1)
+        models.append(spread(way.make()))
+    try:
+        scales = [[list(step.values()) for step in train(model, make, bound, 0)] for model in models]
+    except UnsupportedLayerError as error:
+        return {"refused": str(error)}
+    pairs = zip(*map(weights, models), strict=True)
+    return {"apart": max(float((one - other).abs().max()) for one, other in pairs), "scales": scales}
+
+
+def tried(spread: Callable[[nn.Sequential], nn.Module], odd: type[nn.Linear], rank: int) -> dict[str, Any]:
+    """What becomes of a layer with a forward of its own, if every rank has other data."""
+    torch.manual_seed(1)
+    model = spread(own_forwards(odd))
+    random = torch.get_rng_state()
+    try:
+        scales = train(model, MaxGain, 0.05, rank)
+    except UnsupportedLayerError as error:
+        return {"refused": str(error)}
+    return {"scales": scales, "weights": weights(model), "random": torch.equal(random, torch.get_rng_state())}
+
+
+def on_a_rank(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    found: dict[str, Any] = {}
-    for name, (make, bound) in ROWS.items():
-        sharded, plain = net(), net()
-        for layer in (sharded[0], sharded[3], sharded[5], sharded):
-            fully_shard(layer)
-        scales = []
-        for model in (sharded, plain):
-            optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-            constraint = make(model, bound).attach(optimiser)
-            scales.append(train(model, optimiser, constraint))
-        pairs = zip(sharded.parameters(), plain.parameters(), strict=True)
-        apart = max(float((one.full_tensor() - other).detach().abs().max()) for one, other in pairs)
-        found[name] = {"apart": apart, "scales": scales}
-    torch.save(found, f"{folder}/{rank}.pt")
+    runs = {(way, name): compared(WAYS[way], *ROWS[name]) for way in WAYS for name in ROWS}
+    trials = {
+        (way, odd.__name__): tried(WAYS[way].spread, odd, rank)
+        for way in ("DDP", "FSDP2", "FSDP2 in bfloat16", "FSDP2, offloaded", "FSDP1")
+        for odd in (Scaled, Squared)
+    }
+    torch.save({"runs": runs, "trials": trials}, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -71,10 +188,37 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_promise_13_a_constraint_on_shards_matches_the_run_without_shards(name: str, found: Any) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_promise_13_a_constraint_on_pieces_matches_the_run_without_or_is_refused(
+    way: str, name: str, found: Any
+) -> None:
     for rank in found:
-        sharded, plain = rank[name]["scales"]
-        assert rank[name]["apart"] < 1e-6
-        for mine, theirs in zip(sharded, plain, strict=True):
-            assert mine == pytest.approx(theirs)
-        assert any(scale < 1 for scales in sharded for scale in scales.values()), "or there was nothing to match"
+        run = rank["runs"][way, name]
+        if (way, name) in REFUSED:
+            assert REFUSED[way, name] in run["refused"]
+            assert "'_fsdp_wrapped_module.0' (Conv2d)" in run["refused"]
+            continue
+        pieces, plain = run["scales"]
+        assert run["apart"] < WAYS[way].tolerance
+        for mine, theirs in zip(pieces, plain, strict=True):
+            assert mine == pytest.approx(theirs, rel=WAYS[way].tolerance)
+        assert any(scale < 1 for scales in pieces for scale in scales), "or there was nothing to match"
+
+
+@pytest.mark.parametrize("way", ["DDP", "FSDP2", "FSDP2 in bfloat16", "FSDP2, offloaded"])
+def test_promise_16_a_forward_of_its_own_is_tried_on_every_rank_alike(way: str, found: Any) -> None:
+    fine, other = (rank["trials"][way, "Scaled"] for rank in found)
+    assert fine["scales"] == other["scales"]
+    assert all(map(torch.equal, fine["weights"], other["weights"]))
+    assert any(scales["2"] < 1 for scales in fine["scales"])
+    assert fine["random"]
+    assert other["random"]
+    for rank in found:
+        refused = rank["trials"][way, "Squared"]
+        assert "Squared) cannot be constrained: halving its weight does not halve its Wx" in refused["refused"]
+
+
+def test_promise_16_what_cannot_be_tried_because_its_weight_is_in_flat_shards_is_refused(found: Any) -> None:
+    for rank in found:
+        for odd in ("Scaled", "Squared"):
+            assert f"({odd}) cannot be constrained: FullyShardedData" in rank["trials"]["FSDP1", odd]["refused"]
