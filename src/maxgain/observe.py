@@ -219,11 +219,8 @@ class RunningMaximum:
         compiling = torch.compiler.is_compiling()
         if x.is_cuda and self.layer.kind.form is not None:
             part, dims = self._part(x, output), instance_dims(self.layer.kind, self.layer.module, x, self.instance)
-            if compiling:
-                part = part._replace(x=x.detach(), z=None if part.z is None else part.z.detach())
-                torch.ops.maxgain.measure(self.maxima, self.dropped, self.index, *part, dims, self.p)
-            else:
-                kernels.measure(self.maxima, self.dropped, self.index, part, dims, self.p)
+            measure = kernels.measure_compiled if compiling else kernels.measure
+            measure(self.maxima, self.dropped, self.index, part, dims, self.p)
             return
         with torch.no_grad():
             gains = layer_gains(self.layer, x, output, self.p, self.instance)

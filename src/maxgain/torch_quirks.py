@@ -191,13 +191,13 @@ def direct_launch(compiled: Any, grid: tuple[int, int, int]) -> Callable[..., No
     """Launch a compiled Triton kernel without going through Triton's dispatcher, which is most of what a launch costs.
 
     ``compiled`` is what ``kernel[grid](...)`` returned. Its ``run`` takes what ``compiled[grid]`` passes it, after
-    asking for the device, the stream and the hooks of profilers. Seen on Triton 3.6. Guarded by
-    tests/promises/test_cuda.py.
+    asking for the device, the stream and the hooks of profilers. Of a tensor it asks the driver where it lies; an
+    address is taken as it is. Seen on Triton 3.6. Guarded by tests/promises/test_cuda.py.
     """
     raw_stream = torch._C._cuda_getCurrentRawStream
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
 
-    def launch(x: Tensor, *arguments: Any) -> None:
-        run(*grid, raw_stream(x.get_device()), function, metadata, None, None, None, x, *arguments)
+    def launch(device: int, *arguments: Any) -> None:
+        run(*grid, raw_stream(device), function, metadata, None, None, None, *arguments)
 
     return launch

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from maxgain import MaxGain
+from maxgain import Lipschitz, MaxGain
+from maxgain.kernels import replaying
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
@@ -221,3 +222,28 @@ def test_promise_12_channels_last_in_half_precision() -> None:
         loss.backward()
         optimiser.step()
     assert constraint.gains == pytest.approx(plain_training()[1].gains, rel=0.03)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0])
+def test_norms_that_are_replayed_are_those_that_are_computed(p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for calls in (2, 10**9):  # replayed from the third step on; never
+        monkeypatch.setattr(replaying, "CALLS_BEFORE_CAPTURE", calls)
+        model = net()[:5].cuda()
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        constraint = Lipschitz(model, 0.5, p=p).attach(optimiser)
+        for step in range(12):
+            optimiser.zero_grad()
+            # In between the images grow, and with them the norms' maps and vectors.
+            x = nn.functional.pad(images(step), [0, 4, 0, 4]) if step >= 6 else images(step)
+            model(x).square().mean().backward()
+            optimiser.step()
+        replayed = constraint._replayed._captured is not None
+        assert replayed == (calls == 2)
+        results.append((constraint.gains, constraint.scales, [w.detach().clone() for w in model.parameters()]))
+    (gains, scales, weights), (other_gains, other_scales, other_weights) = results
+    assert any(scale < 1 for scale in scales.values())
+    assert gains == pytest.approx(other_gains, rel=1e-4)
+    assert scales == pytest.approx(other_scales, rel=1e-4)
+    for one, other in zip(weights, other_weights, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)

@@ -48,19 +48,29 @@ def measure(maxima: Tensor, dropped: Tensor, index: int, part: Part, instance_di
     form, x, z, vector, variance, eps, channel_dims = part
     if z is None:
         z = x
-    key = (
-        x.shape, x.stride(), x.dtype, z.shape, z.stride(), z.dtype, vector is not None and vector.dtype,
-        form, channel_dims, instance_dims, p, maxima.dtype, x.device,
-    )  # fmt: skip
-    launch = _launches.get(key, _unplanned)
-    if launch is _unplanned:
-        launch = _launches[key] = _plan(key) if len(_launches) < MOST_PLANS else None
-    if launch is None or (x.data_ptr() | z.data_ptr()) & 15 or type(x) is not Tensor:
+    key = _key(x, z, vector, form, channel_dims, instance_dims, p, maxima)
+    launch = _launches.get(key, _UNPLANNED)
+    if launch is _UNPLANNED:
+        launch = _launches[key] = _launcher(key) if len(_launches) < MOST_PLANS else None
+    if launch is None or not launch(x, z, vector, variance, eps, maxima, dropped, index):
         record(maxima, dropped, index, plain_gains(part, instance_dims, p))
+
+
+def measure_compiled(maxima: Tensor, dropped: Tensor, index: int, part: Part, instance_dims: int, p: float) -> None:
+    """As ``measure``, for torch.compile to read: the kernel itself where there is one, else one opaque operator."""
+    form, x, z, vector, variance, eps, channel_dims = part
+    x, z = x.detach(), None if z is None else z.detach()
+    plan = _plan(_key(x, x if z is None else z, vector, form, channel_dims, instance_dims, p, maxima))
+    if plan is None:
+        torch.ops.maxgain.measure(maxima, dropped, index, form, x, z, *part[3:], instance_dims, p)
         return
-    if vector is None:
-        vector = maxima  # not read, but there must be a pointer
-    launch(x, z, vector, vector if variance is None else variance, eps, maxima, dropped, index)
+    from .triton_gains import gains_kernel
+
+    vector = maxima if vector is None else vector.detach()
+    gains_kernel[plan.grid](
+        x, x if z is None else z, vector, vector if variance is None else variance, eps, maxima, dropped, index,
+        *plan.constants, num_warps=plan.warps,
+    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -102,21 +112,39 @@ def _measure_unpacked(maxima: Tensor, dropped: Tensor, index: int, *rest: Any) -
     measure(maxima, dropped, index, Part(*part), instance_dims, p)
 
 
-for _key in ("CPU", "CUDA", "MPS", "XPU"):
-    _library.impl("record", record, _key)  # type: ignore[no-untyped-call]
-    _library.impl("measure", _measure_unpacked, _key)  # type: ignore[no-untyped-call]
+for _backend in ("CPU", "CUDA", "MPS", "XPU"):
+    _library.impl("record", record, _backend)  # type: ignore[no-untyped-call]
+    _library.impl("measure", _measure_unpacked, _backend)  # type: ignore[no-untyped-call]
 for _name in ("record", "measure"):
     _library.impl(_name, lambda *arguments: None, "Meta")  # type: ignore[no-untyped-call]
 
-Launch = Callable[..., None]
+Launch = Callable[..., bool]
 _launches: dict[Any, Launch | None] = {}
 
 
-def _unplanned() -> None:
-    """Stands for tensors of a kind that was not met before."""
+_UNPLANNED: Any = object()
+"""Stands for tensors of a kind that was not met before."""
 
 
-def _plan(key: tuple[Any, ...]) -> Launch | None:
+def _key(
+    x: Tensor, z: Tensor, vector: Tensor | None, form: str, channel_dims: int, instance_dims: int, p: float, to: Tensor
+) -> tuple[Any, ...]:
+    """All that a plan depends on."""
+    return (
+        x.shape, x.stride(), x.dtype, z.shape, z.stride(), z.dtype, None if vector is None else vector.dtype,
+        form, channel_dims, instance_dims, p, to.dtype, x.device,
+    )  # fmt: skip
+
+
+class _Plan(NamedTuple):
+    """How the kernel is launched."""
+
+    grid: tuple[int, int, int]
+    constants: tuple[int, ...]
+    warps: int
+
+
+def _plan(key: tuple[Any, ...]) -> _Plan | None:
     """How to launch the kernel for tensors like these; None if it does not know them or their layout."""
     (
         x_shape, x_stride, x_dtype, z_shape, z_stride, z_dtype, vector_dtype, form, channel_dims, instance_dims, p,
@@ -144,36 +172,55 @@ def _plan(key: tuple[Any, ...]) -> Launch | None:
     axis = len(z_shape) - channel_dims
     block = min(power_of_two(longest), TILE)
     rows_per_program = min(TILE // 2 // block or 1, power_of_two(x_rows))
-    return _launcher(
+    return _Plan(
         (-(-x_rows // rows_per_program), 1, 1),
-        x_rows,
-        x_size,
-        z_size,
-        POWERS[p],
-        FORMS[form] if vector_dtype else 0,
-        1 if z_layout == "channels_last" else math.prod(z_shape[axis + 1 :]),
-        0 if z_shape[axis] == z_size else z_shape[axis],
-        rows_per_program,
-        block,
-        warps=max(1, min(16, block * rows_per_program // 512)),
+        (
+            x_rows,
+            x_size,
+            z_size,
+            POWERS[p],
+            FORMS[form] if vector_dtype else 0,
+            1 if z_layout == "channels_last" else math.prod(z_shape[axis + 1 :]),
+            0 if z_shape[axis] == z_size else z_shape[axis],
+            rows_per_program,
+            block,
+        ),
+        max(1, min(16, block * rows_per_program // 512)),
     )
 
 
-def _launcher(grid: tuple[int, int, int], *constants: int, warps: int) -> Launch:
-    """A function that launches the kernel: compiled by its first call, and called directly from then on."""
+def _launcher(key: tuple[Any, ...]) -> Launch | None:
+    """A function that launches the kernel, compiled by its first call; it says no to tensors that it does not fit."""
+    plan = _plan(key)
+    if plan is None:
+        return None
     from .triton_gains import gains_kernel
 
-    direct: Launch | None = None
+    grid, constants, warps = plan
+    direct: Callable[..., None] | None = None
 
-    def launch(x: Tensor, *arguments: Any) -> None:
+    def launch(
+        x: Tensor, z: Tensor, vector: Tensor | None, variance: Tensor | None, eps: float,
+        maxima: Tensor, dropped: Tensor, index: int,
+    ) -> bool:  # fmt: skip
         nonlocal direct
-        if x.get_device() != torch.cuda.current_device():
-            with torch.cuda.device(x.device):
-                launch(x, *arguments)
-        elif direct is not None:
-            direct(x, *arguments, *constants)
+        if vector is None:
+            vector = maxima  # not read, but there must be a pointer
+        if variance is None:
+            variance = vector
+        pointers = x.data_ptr(), z.data_ptr(), vector.data_ptr(), variance.data_ptr()
+        if (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15 or type(x) is not Tensor:
+            return False
+        device = x.get_device()
+        if device != torch._C._cuda_getDevice():
+            with torch.cuda.device(device):
+                return launch(x, z, vector, variance, eps, maxima, dropped, index)
+        if direct is not None:
+            direct(device, *pointers, eps, maxima.data_ptr(), dropped.data_ptr(), index, *constants)
         else:
-            direct = direct_launch(gains_kernel[grid](x, *arguments, *constants, num_warps=warps), grid)
+            arguments = (x, z, vector, variance, eps, maxima, dropped, index, *constants)
+            direct = direct_launch(gains_kernel[grid](*arguments, num_warps=warps), grid)
+        return True
 
     return launch
 

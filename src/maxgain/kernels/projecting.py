@@ -56,7 +56,8 @@ class FusedProjection:
 
         key = (name, *(argument for argument in arguments if not isinstance(argument, Tensor)))
         if key in self._direct:
-            self._direct[key](*arguments)
+            pointers = [argument.data_ptr() if isinstance(argument, Tensor) else argument for argument in arguments]
+            self._direct[key](arguments[0].get_device(), *pointers)
         else:
             kernel = getattr(triton_project, f"{name}_kernel")
             self._direct[key] = direct_launch(kernel[grid](*arguments, num_warps=4), grid)

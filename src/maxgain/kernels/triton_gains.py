@@ -31,8 +31,11 @@ def _per_channel(data, position, size, vector, variance, eps,
         channel, mask = (position // INNER) % CHANNELS, position >= 0
     value = tl.load(vector + channel, mask=mask, other=0.0).to(tl.float32)
     if FORM == BIASED:
-        return value.to(data.dtype.element_ty).to(tl.float32)
-    return value / tl.sqrt(tl.load(variance + channel, mask=mask, other=1.0).to(tl.float32) + eps)
+        value = value.to(data.dtype.element_ty).to(tl.float32)
+    else:  # torch.compile passes ε in float64
+        spread = tl.load(variance + channel, mask=mask, other=1.0).to(tl.float32) + eps
+        value /= tl.sqrt(spread.to(tl.float32))
+    return value
 
 
 @triton.jit

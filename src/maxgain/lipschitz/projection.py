@@ -14,10 +14,11 @@ from ..constraint import Constraint
 from ..distributed import Group, largest_of_ranks
 from ..errors import MaxGainError, StateError
 from ..functional import finite
+from ..kernels import Replayed
 from ..layers import FoundLayer
 from ..observe import UNMEASURED
 from ..share import Share
-from .maps import LinearMap, Shape, Sizes, check_operator_p, instance_sizes, linear_map, random_vector
+from .maps import LinearMap, OwnForward, Shape, Sizes, check_operator_p, instance_sizes, linear_map, random_vector
 
 FIRST_ITERATIONS = 50
 """Of the power iteration when it begins, with vectors that know nothing yet."""
@@ -75,6 +76,7 @@ class Lipschitz(Constraint):
         self.p = check_operator_p(p)
         self.iterations = iterations
         self.process_group = process_group
+        self._replayed = Replayed[tuple[Tensor, list[Tensor | None]]]()
         super().__init__(model, bound, include=include, exclude=exclude)
 
     def _observer(self, layer: FoundLayer) -> FollowedNorm:
@@ -85,14 +87,24 @@ class Lipschitz(Constraint):
         return [norm for norm in found if isinstance(norm, FollowedNorm)]
 
     def _estimate(self, share: Share) -> Tensor:
-        device = self._device
-        sizes = torch.stack([norm.estimate().to(device, self._dtype) for norm in self._norms_of(share.layers)])
+        norms, device = self._norms_of(share.layers), self._device
+
+        def estimates() -> tuple[Tensor, list[Tensor | None]]:
+            sizes = [norm.estimate().to(device, self._dtype) for norm in norms]
+            return torch.stack(sizes), [norm.newest for norm in norms]
+
+        known = [norm.addresses() for norm in norms] if device.type == "cuda" else [None]
+        if None in known or torch_quirks.is_capturing(device):
+            sizes, _ = estimates()
+        else:
+            sizes, newest = self._replayed(tuple(known), estimates)
+            for norm, vectors in zip(norms, newest, strict=True):
+                norm.newest = vectors
         return largest_of_ranks(sizes, self.process_group)
 
     def _project(self, share: Share, found_inf: Tensor | None) -> None:
         super()._project(share, found_inf)
-        for norm in self._norms_of(share.layers):
-            norm.keep(found_inf)
+        keep_newest(self._norms_of(share.layers), found_inf)
 
     def _state(self) -> dict[str, Tensor]:
         norms = zip(self._names, self._norms_of(self._layers), strict=True)
@@ -171,14 +183,13 @@ class FollowedNorm:
         self.vectors = self.vectors.to(self.layer.weight.device)
         return self.vectors
 
-    def keep(self, found_inf: Tensor | None) -> None:
-        """Ends a step: in place, so that a captured step's replays go on from one another."""
-        if self.vectors is None or self.newest is None:
-            return
-        if found_inf is not None:
-            self.newest = torch.where(found_inf.to(self.vectors.device) > 0, self.vectors, self.newest)
-        self.vectors.copy_(self.newest)
-        self.newest = None
+    def addresses(self) -> tuple[object, ...] | None:
+        """Where all lies that an estimate reads; None if it does more than compute with tensors on this GPU."""
+        weight = self.layer.weight
+        if type(weight) is not nn.Parameter or not weight.is_cuda or isinstance(self.map, OwnForward):
+            return None
+        tensors = [weight, self.vectors, *self.layer.module._buffers.values()]
+        return self.sizes, id(self.map), *(0 if tensor is None else tensor.data_ptr() for tensor in tensors)
 
     def state(self) -> dict[str, Tensor]:
         """What an estimate depends on besides the weights."""
@@ -194,6 +205,19 @@ class FollowedNorm:
             raise StateError(f"the state lacks {f'{name}.vectors'!r}, which the norm's next estimate starts from.")
         self.vectors = None if vectors is None else vectors.to(self.layer.weight.device, self.dtype, copy=True)
         self.sizes = None if sizes is None else (tuple(sizes[0].tolist()), tuple(sizes[1].tolist()))
+
+
+def keep_newest(norms: Sequence[FollowedNorm], found_inf: Tensor | None) -> None:
+    """End a step: in place, so that a captured step's replays go on from one another."""
+    pairs = [(norm.vectors, norm.newest) for norm in norms if norm.vectors is not None and norm.newest is not None]
+    if not pairs:
+        return
+    kept, newest = [old for old, _ in pairs], [new for _, new in pairs]
+    if found_inf is not None:
+        newest = [torch.where(found_inf.to(old.device) > 0, old, new) for old, new in pairs]
+    torch._foreach_copy_(kept, newest)
+    for norm in norms:
+        norm.newest = None
 
 
 def _larger(first: Shape, second: Shape) -> Shape:
