@@ -203,6 +203,39 @@ def test_promise_16_a_weight_of_zeros_is_tried_all_the_same():
         train(model, torch.randn(4, 6), constraint=MaxGain(model, 0.05))
 
 
+@each_constraint
+@pytest.mark.parametrize("standardise", [True, False])
+def test_promise_16_a_layer_that_begins_with_a_scale_of_zero_is_tried_with_another(constrain, standardise):
+    class SkipInit(nn.Linear):
+        """As the last convolution of a block of NFNet: at first it returns zeros, whatever its weight is."""
+
+        def __init__(self) -> None:
+            super().__init__(6, 4)
+            self.gain = nn.Parameter(torch.zeros(4))
+
+        def forward(self, input: Tensor) -> Tensor:
+            weight = self.weight / self.weight.std() if standardise else self.weight
+            return F.linear(input, self.gain[:, None] * weight, self.bias)
+
+    model = nn.Sequential(SkipInit())
+    constraint = constrain(model, 0.05)
+    if standardise:
+        with pytest.raises(UnsupportedLayerError, match="halving its weight"):
+            train(model, torch.randn(4, 6), steps=1, constraint=constraint)
+    else:
+        train(model, torch.randn(4, 6), steps=1, constraint=constraint)
+
+
+def test_promise_16_a_layer_that_returns_zeros_whatever_it_holds_cannot_be_tried():
+    class Zero(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return 0 * F.linear(input, self.weight)
+
+    model = nn.Sequential(Zero(6, 4, bias=False))
+    with pytest.raises(UnsupportedLayerError, match=r"could not be tried .ValueError: its Wx is zero for any weight"):
+        train(model, torch.randn(4, 6), constraint=MaxNorm(model, 0.05))
+
+
 def test_promise_16_a_registered_type_is_taken_at_its_word(monkeypatch):
     monkeypatch.setattr("maxgain.layers.KINDS", dict(KINDS))
     register_layer(Shrinking, instance_dims=1)

@@ -96,17 +96,26 @@ class Proof:
         weight = whole(layer.weight)
         shape = self._shape or layer.kind.input_shape(layer.module)
         x = torch.randn(shape, generator=generator).to(weight.device, weight.dtype)
-        full = self._part(weight, x)
+        others: dict[str, Tensor] = {}
+        full = self._part(weight, x, others)
         if not full.any():
-            weight = torch.randn(weight.shape, generator=generator).to(weight)
-            full = self._part(weight, x)
-        missed = torch.linalg.vector_norm(self._part(weight / 2, x) - full / 2)
+            # Its weight is zero, or something that it multiplies by is: zero tells nothing, so try it with numbers.
+            numbers = {
+                name: torch.randn(one.shape, generator=generator).to(one.device, one.dtype)
+                for name, one in layer.module._parameters.items()
+                if one is not None
+            }
+            weight, others = numbers[layer.kind.weight], numbers
+            full = self._part(weight, x, others)
+            if not full.any():
+                raise ValueError("its Wx is zero for any weight")
+        missed = torch.linalg.vector_norm(self._part(weight / 2, x, others) - full / 2)
         return bool(missed <= TOLERANCE * torch.linalg.vector_norm(full))
 
-    def _part(self, weight: Tensor, x: Tensor) -> Tensor:
+    def _part(self, weight: Tensor, x: Tensor, others: dict[str, Tensor]) -> Tensor:
         """``Wx`` with this weight, and with a bias of 0, next to which ``Wx`` might be lost in rounding."""
         layer, module = self.layer, self.layer.module
-        instead = {layer.kind.weight: weight}
+        instead = others | {layer.kind.weight: weight}
         bias = module._parameters.get("bias")
         if bias is not None:
             instead["bias"] = torch.zeros_like(whole(bias))
