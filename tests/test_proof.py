@@ -250,7 +250,7 @@ def test_promise_16_plain_layers_are_not_tried_and_tried_ones_are_only_once():
     constraint = MaxGain(model, 0.05)
     assert list(constraint._proofs.open) == ["1"]
     train(model, torch.randn(4, 6), constraint=constraint)
-    assert not constraint._proofs.open
+    assert constraint._proofs is None
     assert [len(module._forward_hooks) for module in model] == [1, 1]
 
 
@@ -271,17 +271,15 @@ CHANGES = {
 
 @each_constraint
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_layer_that_was_changed_since_is_named_at_the_next_step(constrain, change):
+def test_a_layer_that_was_changed_since_is_named_when_an_optimiser_is_attached_next(constrain, change):
     model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
     constraint = constrain(model, 0.05)
     train(model, torch.randn(4, 6), constraint=constraint)
     constraint.detach()
     CHANGES[change](model)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
-    constraint.attach(optimiser)
-    model(torch.randn(4, 6)).sum().backward()
     with pytest.raises(UnsupportedLayerError, match=r"^layer '0' \(\w+\) cannot be constrained: since the"):
-        optimiser.step()
+        constraint.attach(optimiser)
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")

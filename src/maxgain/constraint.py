@@ -12,7 +12,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,34 +20,20 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from . import torch_quirks
-from .bounds import Bound, expect_alike, resolve_bounds
-from .coverage import tell_what_is_left_out
+from .coverage import Bound, Share, expect_usable, resolve_bounds, share_of, tell_what_is_left_out, torch_optimizer_in
 from .distributed import is_flat_shard, local, own_part
 from .errors import AttachError, MeasurementWarning, NotMeasuredError, StateError, UnsupportedLayerError
 from .functional import shrink_all_
-from .layers import FoundLayer, find_layers, refusals
-from .observe import UNMEASURED, Watch, watch
+from .layers import find_layers, refusals
+from .observe import UNMEASURED, Missed, Observer, Watch, watch
 from .proof import FLAT_SHARD, Proofs
-from .share import Share, parameters_of
-from .stepping import Missed, torch_optimizer_in
-
-
-class Observer(Protocol):
-    """Looks at what goes through one layer."""
-
-    paused: bool
-    needs_forwards: bool
-    """Whether there is anything to look at; a dense layer's norm, say, needs its weight alone."""
-
-    def __call__(self, x: Tensor, output: Tensor) -> None:
-        """After each forward of the layer."""
 
 
 class Constraint(ABC):
     """Keeps the layers of a model within bounds, from one optimiser step to the next.
 
     A subclass says how large a layer is (``_estimate``) and, if that needs the layer's forwards, what to look at
-    (``_observer``).
+    (``_make_observers``).
     """
 
     bound_name: ClassVar[str] = "bound"
@@ -75,14 +61,16 @@ class Constraint(ABC):
         self._dtype = reduce(torch.promote_types, dtypes, torch.float32)
         self._sizes = torch.full((len(self._layers),), torch.nan, dtype=self._dtype, device=self._device)
         self._scales = torch.ones_like(self._sizes)
+        self._is_paused = False
         self._optimizers: dict[Optimizer, RemovableHandle] = {}
-        self._shares: dict[Any, Share] = {}
-        self._observers: dict[str, Observer] = {}
+        self._shares: dict[Optimizer | None, Share] = {}
+        self._observers = self._make_observers()
         self._watches: list[Watch] = []
-        self._proofs = Proofs(self._layers)
         self._missed = Missed(self._layers, type(self).__name__)
         self._unproven: set[str] = set()
-        self._is_paused = False
+        """The layers that no step has found a size of yet."""
+        tried = [layer for layer in self._layers if layer.own_forward and layer.kind.needs_output]
+        self._proofs = Proofs(tried) if tried else None
         if include is None:
             tell_what_is_left_out(model, self._layers, exclude)
         self._watch()
@@ -101,9 +89,13 @@ class Constraint(ABC):
         """Whether an estimate needs whole weights, and not what the forwards showed alone."""
         return True
 
-    def _observer(self, layer: FoundLayer) -> Observer | None:
-        """What looks at a layer's forwards; None if the weight alone says how large the layer is."""
-        return None
+    def _make_observers(self) -> Sequence[Observer]:
+        """What looks at the forwards of each layer; nothing if the weights alone say how large the layers are."""
+        return ()
+
+    def _is_due(self, share: Share) -> bool:
+        """Whether this step projects."""
+        return True
 
     def _bounds_now(self, share: Share, sizes: Tensor) -> Tensor:
         """The bounds that this step brings layers of these sizes down to: the user's."""
@@ -120,20 +112,15 @@ class Constraint(ABC):
         Several optimisers may be attached (a generator's and a discriminator's): each projects what it steps. Of a
         wrapper that holds a torch optimiser (Accelerate's, SAM) that one is attached, because it is the one that steps.
         """
-        optimizer = torch_optimizer_in(optimizer, {id(layer.weight) for layer in self._layers})
-        if not isinstance(optimizer, Optimizer):
-            raise AttachError(
-                f"attach() takes a torch.optim.Optimizer or a wrapper that holds one, not {type(optimizer).__name__}; "
-                "with anything else call step() yourself after each update."
-            )
+        optimizer = torch_optimizer_in(optimizer, self._layers)
         if optimizer in self._optimizers:
             raise AttachError(f"this {type(optimizer).__name__} is attached to this {type(self).__name__} already.")
-        self._expect_held_by(optimizer)
+        self._share(optimizer)
         if not self._optimizers:
             self._watch()
         torch_quirks.after_scaler_step(optimizer, self._drop)
         self._optimizers[optimizer] = optimizer.register_step_post_hook(self._after_step)
-        self._missed.follow(optimizer)
+        self._missed.follow(optimizer, self._watches[0].hook if self._watches else None)
         return self
 
     def detach(self) -> None:
@@ -188,7 +175,7 @@ class Constraint(ABC):
             said = f"it lacks {missing[0]!r}" if missing else f"it has {strange[0]!r}, which is not here"
             raise StateError(f"the state belongs to another {type(self).__name__}: {said}.")
         for name, tensor in own.items():
-            expect_alike(name, state[name], tensor)
+            _expect_alike(name, state[name], tensor)
         self._load(state)
 
     @property
@@ -232,19 +219,15 @@ class Constraint(ABC):
     def _watch(self) -> None:
         if self._watches:
             return
-        for layer in self._layers:
-            observer = self._observers.get(layer.name) or self._observer(layer)
-            if observer is not None:
-                self._observers[layer.name] = observer
-                if observer.needs_forwards:
-                    observe = observer if self._watches else self._missed.noticing(layer, observer)
-                    proof = self._proofs.open.get(layer.name)
-                    self._watches.append(watch(layer, observe, proof.note if proof else None))
+        notes = {} if self._proofs is None else {name: proof.note for name, proof in self._proofs.open.items()}
+        for layer, observer in zip(self._layers, self._observers, strict=False):
+            if observer.needs_forwards:
+                self._watches.append(watch(layer, observer, notes.get(layer.name)))
         self._unproven = set(self._names) if self.why_unknown else set()
 
     def _pause(self, paused: bool) -> None:
         self._is_paused = self._missed.paused = paused
-        for observer in self._observers.values():
+        for observer in self._observers:
             observer.paused = paused
 
     # How a step goes.
@@ -259,32 +242,32 @@ class Constraint(ABC):
 
     @torch.no_grad()
     def _project(self, share: Share, found_inf: Tensor | None) -> None:
-        if self._is_paused:
+        if self._is_paused or not self._is_due(share):
             return
-        if self._sizes.device != self._device:  # the model was moved
-            self._sizes, self._scales = self._sizes.to(self._device), self._scales.to(self._device)
+        if self._sizes.device != share.bounds.device:  # the model was moved
+            self._sizes, self._scales = self._sizes.to(share.bounds.device), self._scales.to(share.bounds.device)
         if found_inf is not None:
-            found_inf = found_inf.to(self._device)
+            found_inf = found_inf.to(share.bounds.device)
         sizes = self._estimate(share)
-        if self._proofs.open:
-            known = [True] * len(sizes) if isinstance(sizes, list) else (sizes != UNMEASURED).tolist()
-            self._proofs.settle([layer for layer, k in zip(share.layers, known, strict=True) if k], self._device)
+        if self._unproven or self._proofs is not None:
+            self._check_first(share, sizes)
         if isinstance(sizes, list):
             self._divide_by_entry(share, sizes, found_inf)
+        elif share.fused is not None:
+            share.fused(sizes, self._bounds_now(share, sizes), self._sizes, self._scales, found_inf)
         else:
-            self._check_known(share.layers, sizes)
             self._divide_by_layer(share, sizes, found_inf)
         self._forget(share)
 
     def _divide_by_layer(self, share: Share, sizes: Tensor, found_inf: Tensor | None) -> None:
         """The usual case, one size per layer: everything but the division itself is done for all layers at once."""
-        bounds = self._bounds_now(share, sizes)
-        if share.index is None and share.fused is not None:
-            share.fused(sizes, bounds, self._sizes, self._scales, found_inf)
-            return
-        factors = share.combined((sizes / bounds).clamp_min_(1.0))
+        factors = (sizes / self._bounds_now(share, sizes)).clamp_min_(1.0)
         if found_inf is not None:
             factors = torch.where(found_inf > 0, torch.ones_like(factors), factors)
+        # As they take effect: the largest for layers that share a weight, 1 for what is not divided.
+        room = factors.new_ones(len(factors) + 1).scatter_reduce_(0, share.owners, factors, "amax")
+        room[-1:] = 1.0
+        factors = room[share.owners]
         by = [factor.to(w.device) for factor, w in zip(factors[share.divided_by], share.divided, strict=True)]
         shrink_all_([local(weight) for weight in share.divided], by)
         self._publish(share.index, sizes, factors, found_inf)
@@ -315,19 +298,24 @@ class Constraint(ABC):
             self._sizes.index_copy_(0, index, torch.where(known, sizes, self._sizes[index]))
             self._scales.index_copy_(0, index, factors.reciprocal())
 
-    def _check_known(self, layers: Sequence[FoundLayer], sizes: Tensor) -> None:
-        """In a layer's first step, look whether there is a size at all; later, no accelerator is waited for."""
-        if not self._unproven or torch_quirks.is_capturing(sizes.device):
+    def _check_first(self, share: Share, sizes: Tensor | list[Tensor]) -> None:
+        """In a layer's first step: is there a size, and may the weight be divided? Later nothing waits for a device."""
+        blind = isinstance(sizes, list) or torch_quirks.is_capturing(sizes.device)
+        known = [True] * len(sizes) if blind else (sizes != UNMEASURED).tolist()  # type: ignore[union-attr]
+        if self._proofs is not None:
+            self._proofs.settle([layer for layer, k in zip(share.layers, known, strict=True) if k], self._device)
+            if not self._proofs.open:
+                self._proofs = None
+        if blind or not self._unproven:
             return
-        known = dict(zip((layer.name for layer in layers), sizes.tolist(), strict=True))
-        trained = [layer.name for layer in layers if layer.weight.requires_grad]
-        silent = [name for name in trained if known[name] == UNMEASURED and name in self._unproven]
-        if silent and silent == trained:
+        trained = {layer.name: k for layer, k in zip(share.layers, known, strict=True) if layer.weight.requires_grad}
+        silent = [name for name, k in trained.items() if not k and name in self._unproven]
+        if silent and len(silent) == len(trained):
             raise NotMeasuredError(
                 f"a step was taken, but none of the {len(silent)} layers was measured ({silent[0]!r}, ...). "
                 f"{self.why_unknown}"
             )
-        self._unproven -= known.keys()
+        self._unproven.difference_update(layer.name for layer in share.layers)
         if silent:
             warnings.warn(
                 f"not measured by the first step, so not constrained in it: {', '.join(map(repr, silent))}. "
@@ -345,49 +333,26 @@ class Constraint(ABC):
         weight = self._layers[0].weight
         return torch.device("cpu") if weight.is_meta else weight.device
 
-    def _expect_held_by(self, optimizer: Optimizer) -> None:
-        if not parameters_of(optimizer) & {id(layer.weight) for layer in self._layers}:
-            raise AttachError(
-                f"this {type(optimizer).__name__} holds none of the {len(self._layers)} constrained weights "
-                f"({self._names[0]!r}, ...): make it from the parameters of the constrained model, "
-                "after load_state_dict(assign=True) if that is used."
-            )
-
     def _share(self, optimizer: Optimizer | None) -> Share:
         """What a step of this optimiser works on; of a step without one, everything.
 
         Made once, and again when a weight was replaced, moved or frozen, or an optimiser got other parameters.
         """
-        weights = [layer.weight for layer in self._layers]
+        weights = [layer.module._parameters.get(layer.kind.weight) for layer in self._layers]
+        optimizers = dict.fromkeys([*self._optimizers, *([optimizer] if optimizer else [])])
         signature = (
-            [(id(weight), weight.requires_grad, weight.device) for weight in weights],
-            [[len(group["params"]) for group in one.param_groups] for one in self._optimizers],
+            [(id(weight), weight.requires_grad, weight.device) for weight in weights if weight is not None],
+            [len(group["params"]) for one in optimizers for group in one.param_groups],
         )
         share = self._shares.get(optimizer)
-        if share is None or share.signature != signature:
-            held, others = {id(weight) for weight in weights}, set[int]()
-            if optimizer is not None:
-                self._expect_held_by(optimizer)
-                held = parameters_of(optimizer)
-                others = set[int]().union(*(parameters_of(one) for one in self._optimizers if one is not optimizer))
-            self._expect_unchanged()
+        if share is None or share.signature != signature or (share.fused and not share.fused.fits(share.divided)):
+            expect_usable(optimizer, self.model, self._layers)
             self._expect_whole_weights()
-            share = Share(signature, self._layers, weights, self.bounds, held, others - held, self._dtype, self._device)
+            others = [one for one in optimizers if one is not optimizer] if optimizer else []
+            like = torch.empty((), dtype=self._dtype, device=self._device)
+            share = share_of(optimizer, others, self._layers, self.bounds, signature=signature, like=like)
             self._shares[optimizer] = share
         return share
-
-    def _expect_unchanged(self) -> None:
-        """Refuse layers that were parametrised, pruned, quantised or replaced since the constraint was made."""
-        modules = set(self.model.modules())
-        refused = [
-            (layer.name, layer.module, f"since the constraint was made it has changed: {reason}")
-            for layer in self._layers
-            if (reason := layer.objection() or (None if layer.module in modules else "it is no part of the model"))
-        ]
-        if refused:
-            raise UnsupportedLayerError(
-                f"{refusals(refused, 'constrained')} Or make the constraint after the change, on the model as it is."
-            )
 
     def _expect_whole_weights(self) -> None:
         """Refuse the flat shards of FullyShardedDataParallel if the estimate reads weights outside of a forward."""
@@ -424,3 +389,15 @@ def _rebuild(cls: type[Constraint], model: nn.Module, options: dict[str, Any], s
     if "_modules" in vars(model):
         constraint._finish_copy()
     return constraint
+
+
+def _expect_alike(name: str, found: Any, own: Tensor) -> None:
+    """Refuse an entry of a state that cannot take the place of our own; only a size may be nan: not known yet."""
+    if not isinstance(found, Tensor) or found.shape != own.shape:
+        shape = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise StateError(f"the state's {name!r} has {shape}, where shape {tuple(own.shape)} belongs.")
+    if found.is_floating_point() != own.is_floating_point() or found.is_complex():
+        raise StateError(f"the state's {name!r} is {found.dtype}, where {own.dtype} belongs.")
+    usable = torch.isfinite(found) | torch.isnan(found) if name.endswith(".size") else torch.isfinite(found)
+    if not bool(usable.all()):
+        raise StateError(f"the state's {name!r} is not finite: the file is damaged, or the run had diverged.")

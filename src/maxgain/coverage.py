@@ -1,20 +1,187 @@
-"""What a constraint leaves out: said once where that is a sizeable share of a model's matrices."""
+"""What a constraint covers: which bound each layer has, which weights an optimiser's step divides, what is left out."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
-from .errors import MeasurementWarning
-from .layers import FoundLayer, kind_of, matches
+from . import kernels
+from .errors import AttachError, BoundError, MeasurementWarning, PatternError, UnsupportedLayerError
+from .functional import check_bound
+from .layers import FoundLayer, kind_of, matches, refusals
 
+Bound = float | Mapping[str, float]
 SIZEABLE = 0.1
 """Of all entries of the matrices that are trained."""
 LOOK_UPS = (nn.Embedding, nn.EmbeddingBag)
 """What picks rows out of a matrix multiplies nothing by it."""
+
+
+def resolve_bounds(bound: Bound, names: list[str], what: str) -> dict[str, float]:
+    """The bound of every layer: one number for all, or the first glob of a mapping that matches the layer's name."""
+    if not isinstance(bound, Mapping):
+        return dict.fromkeys(names, check_bound(bound, what))
+    for pattern, value in bound.items():
+        check_bound(value, f"{what}[{pattern!r}]")
+        if not any(matches(name, pattern) for name in names):
+            known = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
+            raise PatternError(f"the pattern {pattern!r} of {what} matches no layer; the layers are {known}.")
+    bounds: dict[str, float] = {}
+    for name in names:
+        matching = [float(value) for pattern, value in bound.items() if matches(name, pattern)]
+        if not matching:
+            raise BoundError(
+                f"{what} says nothing about layer {name!r}: add '*': float('inf') as the last pattern "
+                "to measure the other layers without constraining them, or leave them out with exclude."
+            )
+        bounds[name] = matching[0]
+    return bounds
+
+
+# --- What one optimiser's step is about -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Share:
+    """The layers whose measurements a step uses up, and the weights that it divides.
+
+    Those are all layers but those whose weights only other optimisers hold. Divided are the weights that the stepping
+    optimiser holds, each once, unless they are frozen or no bound on them can ever bind.
+    """
+
+    signature: Any
+    """Of the weights and optimisers as they were when this was made."""
+    positions: list[int]
+    """Which of all layers these are."""
+    index: Tensor | None
+    """The same as a tensor; None if these are all layers."""
+    layers: list[FoundLayer]
+    bounds: Tensor
+    """Of the layers, packed."""
+    divided: list[nn.Parameter]
+    users: list[list[int]]
+    """For each divided weight, the layers that use it, by their place among these: most often one."""
+    divided_by: Tensor
+    """The first of them."""
+    owners: Tensor
+    """For each layer, the first layer with the same weight; one past the last for a weight that is not divided."""
+    groups: list[tuple[dict[str, Any], Tensor]]
+    """The optimiser's parameter groups, each with the layers (by their place among all) whose weights it holds."""
+    fused: kernels.FusedProjection | None
+    """The whole projection in two launches, where that can be done."""
+
+
+def share_of(
+    optimizer: Optimizer | None,
+    others: Iterable[Optimizer],
+    layers: Sequence[FoundLayer],
+    bounds: Mapping[str, float],
+    *,
+    signature: Any,
+    like: Tensor,
+) -> Share:
+    """What a step of an optimiser is about, next to the others; without one, everything. Tensors are as ``like``."""
+
+    def packed(numbers: list[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=like.device)
+
+    weights = [layer.weight for layer in layers]
+    held = {id(weight) for weight in weights} if optimizer is None else parameters_of(optimizer)
+    left_to_others = set[int]().union(*map(parameters_of, others)) - held
+    positions = [i for i, weight in enumerate(weights) if id(weight) not in left_to_others]
+    own = [layers[i] for i in positions]
+
+    by_weight: dict[int, list[int]] = {}
+    for place, layer in enumerate(own):
+        by_weight.setdefault(id(layer.weight), []).append(place)
+    users = [
+        places
+        for identity, places in by_weight.items()
+        if identity in held
+        and own[places[0]].weight.requires_grad
+        and any(bounds[own[place].name] != float("inf") for place in places)
+    ]
+    owners = [len(own)] * len(own)
+    for first, *rest in users:
+        for place in (first, *rest):
+            owners[place] = first
+
+    firsts = [first for first, *_ in users]
+    divided = [own[first].weight for first in firsts]
+    own_bounds = torch.tensor([bounds[layer.name] for layer in own], dtype=like.dtype, device=like.device)
+    is_all, is_shared = len(own) == len(layers), any(len(places) > 1 for places in users)
+    can_fuse = is_all and not is_shared and kernels.can_fuse(divided, own_bounds)
+    groups = []
+    for group in optimizer.param_groups if optimizer else ():
+        of_group = {id(parameter) for parameter in group["params"]}
+        groups.append((group, packed([i for i, weight in enumerate(weights) if id(weight) in of_group])))
+    return Share(
+        signature=signature,
+        positions=positions,
+        index=None if is_all else packed(positions),
+        layers=own,
+        bounds=own_bounds,
+        divided=divided,
+        users=users,
+        divided_by=packed(firsts),
+        owners=packed(owners),
+        groups=groups,
+        fused=kernels.FusedProjection(divided, firsts, len(own)) if can_fuse else None,
+    )
+
+
+def parameters_of(optimizer: Optimizer) -> set[int]:
+    """The identities of the parameters that an optimiser holds."""
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def torch_optimizer_in(optimizer: Any, layers: Sequence[FoundLayer]) -> Optimizer:
+    """The torch optimiser that updates the weights: itself, or the one in a wrapper (Accelerate's, SAM, Lookahead)."""
+    weights = {id(layer.weight) for layer in layers}
+    while True:
+        held = parameters_of(optimizer) & weights if hasattr(optimizer, "param_groups") else set()
+        parts = [*getattr(optimizer, "__dict__", {}).values(), getattr(optimizer, "optimizer", None)]
+        inside = {id(part): part for part in parts if isinstance(part, Optimizer) and part is not optimizer}
+        same = [part for part in inside.values() if (theirs := parameters_of(part) & weights) and theirs >= held]
+        if len(same) != 1:
+            break
+        optimizer = same[0]
+    if not isinstance(optimizer, Optimizer):
+        raise AttachError(
+            f"attach() takes a torch.optim.Optimizer or a wrapper that holds one, not {type(optimizer).__name__}; "
+            "with anything else call step() yourself after each update."
+        )
+    return optimizer
+
+
+def expect_usable(optimizer: Optimizer | None, model: nn.Module, layers: Sequence[FoundLayer]) -> None:
+    """Refuse an optimiser without any of the weights, and layers that have changed since they were found."""
+    if optimizer is not None and not parameters_of(optimizer) & {id(layer.weight) for layer in layers}:
+        raise AttachError(
+            f"this {type(optimizer).__name__} holds none of the {len(layers)} constrained weights "
+            f"({layers[0].name!r}, ...): make it from the parameters of the constrained model, "
+            "after load_state_dict(assign=True) if that is used."
+        )
+    modules = set(model.modules())
+    refused = [
+        (layer.name, layer.module, f"since the constraint was made it has changed: {reason}")
+        for layer in layers
+        if (reason := layer.objection() or (None if layer.module in modules else "it is no part of the model"))
+    ]
+    if refused:
+        raise UnsupportedLayerError(
+            f"{refusals(refused, 'constrained')} Or make the constraint after the change, on the model as it is."
+        )
+
+
+# --- What is left out -------------------------------------------------------------------------------------------------
 
 
 def tell_what_is_left_out(model: nn.Module, layers: Sequence[FoundLayer], exclude: str | Iterable[str]) -> None:

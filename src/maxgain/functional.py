@@ -160,6 +160,13 @@ def finite(size: Tensor) -> Tensor:
     return torch.nan_to_num(size, nan=0.0, posinf=0.0, neginf=0.0)
 
 
+def record(maxima: Tensor, dropped: Tensor, index: int, gains: Tensor) -> None:
+    """Take the gains of a forward into the maximum of one layer, in place and without waiting for the device."""
+    usable = finite(gains)
+    maxima[index].clamp_(min=usable.amax())
+    dropped[index].add_((usable != gains).sum())
+
+
 @torch.no_grad()
 def shrink_all_(weights: Sequence[Tensor], divisors: Sequence[Tensor]) -> None:
     """Divide each weight by its divisor, in place; dividing by exactly 1 changes no bit."""

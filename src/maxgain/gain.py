@@ -8,17 +8,15 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from . import torch_quirks
-from .bounds import Bound
 from .constraint import Constraint
+from .coverage import Bound, Share
 from .distributed import Group, largest_of_ranks
 from .errors import MaxGainError, MeasurementWarning
 from .functional import check_p
-from .layers import FoundLayer, Instance
+from .layers import Instance
 from .observe import UNMEASURED, RunningMaximum, Tally
-from .share import Share
 
 Measure = Literal["stale", "fresh"]
 Strength = Literal["full", "rate"]
@@ -93,40 +91,37 @@ class MaxGain(Constraint):
             raise MaxGainError(f"every must be a whole number from 1, not {every!r}.")
         self.every = every
         self.process_group = process_group
-        self._tally: Tally | None = None
-        self._resting: list[int] = []
-        """How many steps each layer will not be measured for; zeros unless ``every`` is more than 1."""
         self._steps = 0
         self._dropped_seen = 0
         self._asked: Tensor | None = None
         super().__init__(model, gamma, include=include, exclude=exclude)
         self._resting = [0] * len(self._layers)
+        """How many steps each layer will not be measured for; zeros unless ``every`` is more than 1."""
         self._rates, self._peaks = torch.zeros_like(self._sizes), torch.zeros_like(self._sizes)
         """The learning rate of every layer's weight, and the largest that it has had, where they are followed."""
-        self._groups: dict[Optimizer, tuple[Share, list[Tensor]]] = {}
 
     @property
     def gains(self) -> dict[str, float]:
         """The newest maximum of every layer: of the forwards since the last step, or of that step; nan before any."""
-        self._warn_of_dropped(self.dropped)
-        at_step, since = self._by_name(self._sizes), self._by_name(self._counts.maxima(self._device))
+        maxima, dropped = self._tally.over_devices(self._device)
+        self._warn_of_dropped(dropped.tolist())
+        at_step, since = self._by_name(self._sizes), self._by_name(maxima)
         return {name: at_step[name] if since[name] == UNMEASURED else since[name] for name in at_step}
 
     @property
     def dropped(self) -> dict[str, int]:
         """How many instances of each layer had a gain that was not finite, and were left out."""
-        return {name: int(n) for name, n in self._by_name(self._counts.dropped(self._device)).items()}
+        return dict(zip(self._names, self._tally.over_devices(self._device)[1].tolist(), strict=True))
 
-    @property
-    def _counts(self) -> Tally:
-        if self._tally is None:
-            self._tally = Tally(len(self._layers), self._dtype)
-        return self._tally
+    def _make_observers(self) -> list[RunningMaximum]:
+        self._tally = Tally(len(self._layers), self._dtype)
+        self._maxima = [
+            RunningMaximum(layer, i, self._tally, self.p, self.instance, keep_inputs=self.measure == "fresh")
+            for i, layer in enumerate(self._layers)
+        ]
+        return self._maxima
 
-    def _observer(self, layer: FoundLayer) -> RunningMaximum:
-        keep = self.measure == "fresh"
-        index = self._names.index(layer.name)
-        return RunningMaximum(layer, index, self._counts, self.p, self.instance, keep_inputs=keep)
+    # How a step goes.
 
     @property
     def _reads_weights(self) -> bool:
@@ -134,87 +129,73 @@ class MaxGain(Constraint):
 
     def _estimate(self, share: Share) -> Tensor:
         if self.measure == "fresh":
-            for observer in self._maxima_of(share):
-                observer.replay()
-        maxima = largest_of_ranks(self._counts.maxima(self._device), self.process_group)
-        self._look_for_dropped()
+            for position in share.positions:
+                self._maxima[position].replay()
+        maxima, dropped = self._tally.over_devices(share.bounds.device)
+        self._look_at(dropped)
+        maxima = largest_of_ranks(maxima, self.process_group)
         return maxima if share.index is None else maxima[share.index]
 
     def _forget(self, share: Share) -> None:
-        self._counts.forget(share.index)
+        self._tally.forget(share.index)
         if self.measure == "fresh":
-            for observer in self._maxima_of(share):
-                observer.let_go()
+            for position in share.positions:
+                self._maxima[position].let_go()
 
-    def _maxima_of(self, share: Share) -> list[RunningMaximum]:
-        found = [self._observers[layer.name] for layer in share.layers]
-        return [observer for observer in found if isinstance(observer, RunningMaximum)]
+    def _look_at(self, dropped: Tensor) -> None:
+        """Warn of measurements that were dropped, without ever waiting for an accelerator."""
+        if dropped.device.type == "cpu":
+            if int(dropped.sum()) > self._dropped_seen:
+                self._warn_of_dropped(dropped.tolist())
+        elif not torch_quirks.is_capturing(dropped.device):
+            if self._steps % STEPS_BETWEEN_LOOKS == 0:
+                # What the last look asked for has long arrived, so nobody waits for it.
+                if self._asked is not None:
+                    self._warn_of_dropped(self._asked.tolist())
+                self._asked = dropped.to("cpu", non_blocking=True)
+            self._steps += 1
 
-    def _project(self, share: Share, found_inf: Tensor | None) -> None:
+    def _warn_of_dropped(self, dropped: list[int]) -> None:
+        total = sum(dropped)
+        if len(str(total)) > len(str(self._dropped_seen)) or (total and not self._dropped_seen):  # 1, 10, 100, ...
+            self._dropped_seen = total
+            warnings.warn(
+                f"{total} instances so far had a gain that is not finite, most of them in layer "
+                f"{self._names[dropped.index(max(dropped))]!r}; they were left out. "
+                "Look for inf or nan in its input, or for weights that diverge.",
+                MeasurementWarning,
+                stacklevel=2,
+            )
+
+    # every: steps that rest.
+
+    def _is_due(self, share: Share) -> bool:
+        if self.strength == "rate":
+            self._follow_rate(share)
         if self.every == 1:
-            super()._project(share, found_inf)
-            return
+            return True
         if torch_quirks.is_capturing(self._device):
             raise MaxGainError("every > 1 counts steps on the host, which a CUDA graph leaves out: use every=1 there.")
-        first = self._names.index(share.layers[0].name)
-        if self._resting[first] == 0:
-            super()._project(share, found_inf)
-        if self._is_paused:
-            return
-        rest = (self._resting[first] or self.every) - 1
-        for layer in share.layers:
-            self._resting[self._names.index(layer.name)] = rest
-        self._pause(self._is_paused)
+        resting = self._resting[share.positions[0]]
+        for position in share.positions:
+            self._resting[position] = (resting or self.every) - 1
+            self._maxima[position].paused = self._resting[position] > 0
+        return resting == 0
 
     def _pause(self, paused: bool) -> None:
         super()._pause(paused)
-        for name, rest in zip(self._names, self._resting, strict=True):
-            if rest:
-                self._observers[name].paused = True
+        for observer, resting in zip(self._maxima, self._resting, strict=True):
+            observer.paused = paused or resting > 0
 
-    def _state(self) -> dict[str, Tensor]:
-        device = self._device
-        packed = self._packed(maximum=self._counts.maxima(device), dropped=self._counts.dropped(device))
-        if self.every > 1:
-            packed |= self._packed(resting=torch.tensor(self._resting))
-        if self.strength == "rate":
-            packed |= self._packed(peak=self._peaks)
-        return super()._state() | packed
+    # strength: how much of an excess a step takes away.
 
-    def _load(self, state: Mapping[str, Tensor]) -> None:
-        super()._load(state)
-        self._counts.load(self._device, self._unpacked(state, "maximum"), self._unpacked(state, "dropped"))
-        self._dropped_seen = sum(self.dropped.values())
-        if self.every > 1:
-            self._resting = self._unpacked(state, "resting").tolist()
-            self._pause(self._is_paused)
-        if self.strength == "rate":
-            self._peaks.copy_(self._unpacked(state, "peak"))
-
-    # How strong a projection is.
-
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self.strength == "rate" and not self._is_paused:
-            self._follow_rate(optimizer)
-        super()._after_step(optimizer, args, kwargs)
-
-    @torch.no_grad()
-    def _follow_rate(self, optimizer: Optimizer) -> None:
+    def _follow_rate(self, share: Share) -> None:
         """Look up the learning rates that the optimiser's parameter groups have now; no accelerator is waited for."""
         if self._rates.device != self._device:  # the model was moved
             self._rates, self._peaks = self._rates.to(self._device), self._peaks.to(self._device)
-        share = self._share(optimizer)
-        if optimizer not in self._groups or self._groups[optimizer][0] is not share:
-            self._groups[optimizer] = share, [self._places(group["params"]) for group in optimizer.param_groups]
-        for group, places in zip(optimizer.param_groups, self._groups[optimizer][1], strict=True):
-            self._rates[places] = group["lr"]
+        for group, positions in share.groups:
+            self._rates[positions] = group["lr"]
         torch.maximum(self._peaks, self._rates, out=self._peaks)
-
-    def _places(self, parameters: Iterable[Tensor]) -> Tensor:
-        """Which layers have one of these parameters for their weight."""
-        held = {id(parameter) for parameter in parameters}
-        places = [place for place, layer in enumerate(self._layers) if id(layer.weight) in held]
-        return torch.tensor(places, dtype=torch.int64, device=self._device)
 
     def _bounds_now(self, share: Share, sizes: Tensor) -> Tensor:
         """For a strength s, ``γ̂ (γ / γ̂)^s`` where γ̂ exceeds γ: dividing by the rest of the excess leads there."""
@@ -226,33 +207,26 @@ class MaxGain(Constraint):
         released = sizes * (share.bounds / sizes) ** strength
         return torch.where((sizes > share.bounds) & (strength < 1), released, share.bounds)
 
-    # What the user must be told.
+    # The state.
 
-    def _look_for_dropped(self) -> None:
-        """Warn of measurements that were dropped, without ever waiting for an accelerator."""
-        device = self._device
-        if torch_quirks.is_capturing(device):
-            return
-        if device.type == "cpu":
-            self._warn_of_dropped(self.dropped)
-        elif self._steps % STEPS_BETWEEN_LOOKS == 0:
-            # What the last look asked for has long arrived, so nobody waits for it.
-            if self._asked is not None:
-                self._warn_of_dropped(dict(zip(self._names, self._asked.tolist(), strict=True)))
-            self._asked = self._counts.dropped(device).to("cpu", non_blocking=True)
-        self._steps += 1
+    def _state(self) -> dict[str, Tensor]:
+        maxima, dropped = self._tally.over_devices(self._device)
+        packed = self._packed(maximum=maxima, dropped=dropped)
+        if self.every > 1:
+            packed |= self._packed(resting=torch.tensor(self._resting))
+        if self.strength == "rate":
+            packed |= self._packed(peak=self._peaks)
+        return super()._state() | packed
 
-    def _warn_of_dropped(self, dropped: Mapping[str, int]) -> None:
-        total = sum(dropped.values())
-        if len(str(total)) > len(str(self._dropped_seen)) or (total and not self._dropped_seen):  # 1, 10, 100, ...
-            self._dropped_seen = total
-            worst = max(dropped, key=lambda name: dropped[name])
-            warnings.warn(
-                f"{total} instances so far had a gain that is not finite, most of them in layer {worst!r}; "
-                "they were left out. Look for inf or nan in its input, or for weights that diverge.",
-                MeasurementWarning,
-                stacklevel=2,
-            )
+    def _load(self, state: Mapping[str, Tensor]) -> None:
+        super()._load(state)
+        self._tally.load(self._device, self._unpacked(state, "maximum"), self._unpacked(state, "dropped"))
+        self._dropped_seen = sum(self.dropped.values())
+        if self.every > 1:
+            self._resting = self._unpacked(state, "resting").tolist()
+            self._pause(self._is_paused)
+        if self.strength == "rate":
+            self._peaks.copy_(self._unpacked(state, "peak"))
 
 
 def _one_of(what: str, value: Any, choices: tuple[str, ...]) -> Any:

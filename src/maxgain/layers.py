@@ -232,12 +232,6 @@ def register_layer(
     KINDS[layer_type] = LayerKind(lambda layer, x: instance_dims, part, weight=weight, by_default=by_default)
 
 
-def instance_dims(kind: LayerKind, layer: nn.Module, x: Tensor, instance: Instance) -> int:
-    """How many trailing dimensions make up one instance: the kind's own, or all but the first for ``'sample'``."""
-    own = kind.instance_dims(layer, x)
-    return own if instance == "auto" else max(own, x.dim() - 1)
-
-
 @dataclass(frozen=True)
 class FoundLayer:
     """A layer of a model that can be measured."""

@@ -1,48 +1,121 @@
 """Forward hooks that turn what goes through a layer into gains, inside the forward pass.
 
 Norms are taken at once, so no activation is kept alive, and nothing that changes one in place later can spoil them.
+What happens in every batch, for every layer, is ``Hook.__call__`` and the ``RunningMaximum`` that it calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache, partial
+from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from . import kernels, torch_quirks
+from .coverage import parameters_of
 from .distributed import is_sharded, whole, whole_weights
-from .errors import MaxGainError, UnsupportedLayerError
-from .functional import gain
-from .layers import FoundLayer, Instance, instance_dims, refusal
+from .errors import MaxGainError, MeasurementWarning, UnsupportedLayerError
+from .functional import gain, record
+from .layers import FoundLayer, Instance, refusal
 
 UNMEASURED = -1.0
 """What a maximum holds if nothing was recorded: below every gain, so it exceeds no bound."""
 MOST_KEPT = 64
 """How many inputs of a layer are kept for fresh gains; more are measured at once, with the weight as it is then."""
+UPDATES_UNTIL_NOTICED = 4
+"""How often weights may change without a step of an attached optimiser before it is said."""
 
 
 def layer_gains(layer: FoundLayer, x: Tensor, output: Tensor | None, p: float, instance: Instance) -> Tensor:
     """The gain of each instance that went through a layer."""
-    dims = instance_dims(layer.kind, layer.module, x, instance)
+    dims = layer.kind.instance_dims(layer.module, x)
+    if instance == "sample":
+        dims = max(dims, x.dim() - 1)
     x, z = layer.kind.linear_part(layer.module, x.detach(), None if output is None else output.detach())
     return gain(z, x, p, instance_dims=dims)
+
+
+# --- Hooks ------------------------------------------------------------------------------------------------------------
+
+
+class Observer(Protocol):
+    """Looks at what goes through one layer."""
+
+    paused: bool
+    needs_forwards: bool
+    """Whether there is anything to look at; a dense layer's norm, say, needs its weight alone."""
+
+    def __call__(self, x: Tensor, output: Tensor) -> None:
+        """After each forward of the layer."""
+
+
+class Hook(torch_quirks.ForwardHook):
+    """Calls ``observe(input, output)`` whenever a layer runs, and names the layer where something does not fit."""
+
+    def __init__(
+        self, layer: FoundLayer, observe: Callable[[Tensor, Tensor], None], note: Callable[..., None] | None
+    ) -> None:
+        self.layer = layer
+        self.observe = observe
+        self.note = note
+        """Told of each call that is not compiled: the input, and all that was given besides."""
+        self.look: Callable[[], None] | None = None
+        """Called in each forward that is not compiled."""
+        self.first = next(iter(inspect.signature(layer.module.forward).parameters), "input")
+        """What the layer's forward calls its input."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        """Torch calls this after the layer's forward, with keyword arguments and output, or with the output alone."""
+        kwargs = rest[0] if len(rest) > 1 else {}
+        x: Any = args[0] if args else kwargs.get(self.first)
+        output = rest[-1]
+        if torch.compiler.is_compiling():
+            if torch_quirks.is_exporting():
+                return
+            if (reason := _misfit(self.layer, x, output)) is not None:
+                raise UnsupportedLayerError(refusal(self.layer, "measured", reason))
+            self.observe(x, output)
+            return
+        if self.note is not None:
+            self.note(x, args[1:], {name: value for name, value in kwargs.items() if args or name != self.first})
+        if self.look is not None:
+            self.look()
+        if torch_quirks.is_simulated(x):
+            return
+        if type(x) is not Tensor or type(output) is not Tensor:
+            x, output = _rows(x), _rows(output)
+        try:
+            self.observe(x, output)
+        except MaxGainError:
+            raise
+        except Exception as error:  # what a layer is given and returns is up to its model
+            reason = _misfit(self.layer, x, output)
+            if reason is None and not self.layer.own_forward:
+                raise
+            reason = reason or f"its type has a forward of its own, and {type(error).__name__}: {error}"
+            raise UnsupportedLayerError(refusal(self.layer, "measured", reason)) from error
 
 
 @dataclass(frozen=True)
 class Watch:
     """A hook in its place."""
 
-    module: nn.Module
+    hook: Hook
     handle: RemovableHandle
 
     def remove(self) -> None:
         """Take the hook away again."""
         self.handle.remove()
-        torch_quirks.hide_hooks_from_compiler(self.module)
+        torch_quirks.hide_hooks_from_compiler(self.hook.layer.module)
 
 
 def watch(
@@ -50,34 +123,11 @@ def watch(
 ) -> Watch:
     """Call ``observe(input, output)`` whenever the layer runs, before any hook that may change the output."""
     torch_quirks.show_hooks_to_compiler(layer.module)
-    hook = torch_quirks.ForwardHook(layer.module, _named(layer, observe), note)
-    return Watch(layer.module, layer.module.register_forward_hook(hook, with_kwargs=True, prepend=True))
+    hook = Hook(layer, observe, note)
+    return Watch(hook, layer.module.register_forward_hook(hook, with_kwargs=True, prepend=True))
 
 
-def _named(layer: FoundLayer, observe: Callable[[Tensor, Tensor], None]) -> Callable[[Any, Any], None]:
-    """The observer, made to leave transforms alone and to name the layer where something does not fit."""
-
-    def observe_or_say(x: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():
-            if (reason := _misfit(layer, x, output)) is not None:
-                raise UnsupportedLayerError(refusal(layer, "measured", reason))
-            observe(x, output)
-        elif not torch_quirks.is_simulated(x):
-            try:
-                observe(_plain(x), _plain(output))
-            except MaxGainError:
-                raise
-            except Exception as error:  # what a layer is given and returns is up to its model
-                reason = _misfit(layer, x, output)
-                if reason is None and not layer.own_forward:
-                    raise
-                reason = reason or f"its type has a forward of its own, and {type(error).__name__}: {error}"
-                raise UnsupportedLayerError(refusal(layer, "measured", reason)) from error
-
-    return observe_or_say
-
-
-def _plain(value: Any) -> Any:
+def _rows(value: Any) -> Any:
     """The rows of a jagged tensor, in one dense tensor; anything else as it is."""
     return value.values() if isinstance(value, Tensor) and value.is_nested and value.layout == torch.jagged else value
 
@@ -102,6 +152,9 @@ def _misfit(layer: FoundLayer, x: Any, output: Any) -> str | None:
     return None
 
 
+# --- Maxima -----------------------------------------------------------------------------------------------------------
+
+
 class Tally:
     """The largest gain of every layer since the last step, and how many gains were dropped so far.
 
@@ -116,26 +169,21 @@ class Tally:
         self._by_device: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """``(maxima, dropped)`` of that device."""
+        """``(maxima, dropped)`` of that device, to be changed in place."""
         if device not in self._by_device:
             maxima = torch.full((self.count,), UNMEASURED, dtype=self.dtype, device=device)
             dropped = torch.zeros(self.count, dtype=torch.int64, device=device)
             self._by_device[device] = torch_quirks.at_fixed_address(maxima), torch_quirks.at_fixed_address(dropped)
         return self._by_device[device]
 
-    def maxima(self, device: torch.device) -> Tensor:
-        """Over all devices, on that one; the tensor itself if there is no other."""
-        here, *others = [self.on(device)[0]] + [m for d, (m, _) in self._by_device.items() if d != device]
-        for other in others:
-            here = torch.maximum(here, other.to(device))
-        return here
-
-    def dropped(self, device: torch.device) -> Tensor:
-        """Over all devices, on that one."""
-        here, *others = [self.on(device)[1]] + [n for d, (_, n) in self._by_device.items() if d != device]
-        for other in others:
-            here = here + other.to(device)
-        return here
+    def over_devices(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """``(maxima, dropped)`` of all devices, on that one; its own tensors if there is no other."""
+        maxima, dropped = self.on(device)
+        for other, (more_maxima, more_dropped) in self._by_device.items():
+            if other != device:
+                maxima = torch.maximum(maxima, more_maxima.to(device))
+                dropped = dropped + more_dropped.to(device)
+        return maxima, dropped
 
     def forget(self, layers: Tensor | None) -> None:
         """Start anew after a step: all layers, or those that an index names."""
@@ -186,20 +234,53 @@ class RunningMaximum:
         self.kept: Kept | None = None
         self.kept_count = 0
         weight = layer.weight
-        self._follow(torch.device("cpu") if weight.is_meta else weight.device)
+        self.maxima, self.dropped = tally.on(torch.device("cpu") if weight.is_meta else weight.device)
 
     def __call__(self, x: Tensor, output: Tensor) -> None:
         """Take what went through the layer into account."""
-        if self.paused or not self.layer.module.training or torch_quirks.is_exporting():
+        if self.paused or not self.layer.module.training:
             return
         if self.keep_inputs:
             self._keep(x, output)
-        elif x.numel():
-            if is_sharded(x) or is_sharded(output):
-                with torch.no_grad(), whole_weights(self.layer.module):
-                    self._record(whole(x), whole(output) if self.layer.kind.needs_output else None)
+        elif (type(x) is not Tensor or type(output) is not Tensor) and (is_sharded(x) or is_sharded(output)):
+            with torch.no_grad(), whole_weights(self.layer.module):
+                self._record(whole(x), whole(output) if self.layer.kind.needs_output else None)
+        else:
+            self._record(x, output)
+
+    def _record(self, x: Tensor, output: Tensor | None) -> None:
+        """Raise the maximum to the largest gain of a forward; on a GPU by one kernel, where there is one for the layer.
+
+        torch.compile sees one operation of ours in either case.
+        """
+        if not x.numel():
+            return
+        if self.maxima.device != x.device:  # record where the activations are
+            self.maxima, self.dropped = self.tally.on(x.device)
+        compiling = torch.compiler.is_compiling()
+        if x.is_cuda and self.layer.kind.form is not None:
+            part, dims = self._part(x, output)
+            measure = kernels.measure_compiled if compiling else kernels.measure
+            measure(self.maxima, self.dropped, self.index, part, dims, self.p)
+            return
+        with torch.no_grad():
+            gains = layer_gains(self.layer, x, output, self.p, self.instance)
+            if compiling:
+                torch.ops.maxgain.record(self.maxima, self.dropped, self.index, gains)
             else:
-                self._record(x, output)
+                record(self.maxima, self.dropped, self.index, gains)
+
+    def _part(self, x: Tensor, output: Tensor | None) -> tuple[kernels.Part, int]:
+        """The layer's linear part as the fused kernel takes it, and how many dimensions an instance has."""
+        kind, module = self.layer.kind, self.layer.module
+        dims = kind.instance_dims(module, x)
+        own = module._parameters
+        if kind.form == "batch_norm":
+            part = kernels.Part("batch_norm", x, None, own["weight"], module._buffers["running_var"], module.eps, dims)  # type: ignore[arg-type]
+        else:
+            bias = own["bias"] if "bias" in own else getattr(module, "bias", None)
+            part = kernels.Part("affine", x, output, bias, None, 0.0, dims)
+        return part, dims if self.instance == "auto" else max(dims, x.dim() - 1)
 
     def _keep(self, x: Tensor, output: Tensor) -> None:
         compiling = torch.compiler.is_compiling()
@@ -212,44 +293,15 @@ class RunningMaximum:
             if self.kept_count > MOST_KEPT:
                 self.replay()
 
-    def _record(self, x: Tensor, output: Tensor | None) -> None:
-        """Take the gains of a forward into the maximum; on a GPU by one kernel, where there is one for the layer."""
-        if self.maxima.device != x.device:
-            self._follow(x.device)
-        compiling = torch.compiler.is_compiling()
-        if x.is_cuda and self.layer.kind.form is not None:
-            part, dims = self._part(x, output), instance_dims(self.layer.kind, self.layer.module, x, self.instance)
-            measure = kernels.measure_compiled if compiling else kernels.measure
-            measure(self.maxima, self.dropped, self.index, part, dims, self.p)
-            return
-        with torch.no_grad():
-            gains = layer_gains(self.layer, x, output, self.p, self.instance)
-            if compiling:
-                torch.ops.maxgain.record(self.maxima, self.dropped, self.index, gains)
-            else:
-                kernels.record(self.maxima, self.dropped, self.index, gains)
-
-    def _part(self, x: Tensor, output: Tensor | None) -> kernels.Part:
-        """The layer's linear part as the fused kernel takes it."""
-        kind, module = self.layer.kind, self.layer.module
-        dims = kind.instance_dims(module, x)
-        if kind.form == "batch_norm":
-            assert isinstance(module, nn.modules.batchnorm._BatchNorm)
-            scale, variance = module._parameters["weight"], module._buffers["running_var"]
-            return kernels.Part("batch_norm", x, None, scale, variance, module.eps, dims)
-        bias = module._parameters["bias"] if "bias" in module._parameters else getattr(module, "bias", None)
-        return kernels.Part("affine", x, output, bias, None, 0.0, dims)
-
     @torch.no_grad()
     def replay(self) -> None:
         """Record the kept inputs' gains under the weights as they are now, and let go of them."""
         kept = self.kept
         with whole_weights(self.layer.module):
             while kept is not None:
-                if kept.x.numel():
-                    with torch.autocast(kept.x.device.type, enabled=False):
-                        x = whole(kept.x).to(self.layer.weight.dtype)
-                        self._record(x, self._forward(x, kept.shape) if self.layer.kind.needs_output else None)
+                with torch.autocast(kept.x.device.type, enabled=False):
+                    x = whole(kept.x).to(self.layer.weight.dtype)
+                    self._record(x, self._forward(x, kept.shape) if self.layer.kind.needs_output else None)
                 kept = kept.before
         self.let_go()
 
@@ -265,6 +317,87 @@ class RunningMaximum:
             raise UnsupportedLayerError(refusal(self.layer, "measured afresh", reason)) from error
         return output
 
-    def _follow(self, device: torch.device) -> None:
-        """Record where the activations are."""
-        self.maxima, self.dropped = self.tally.on(device)
+
+# --- Updates ----------------------------------------------------------------------------------------------------------
+
+
+class Missed:
+    """Notices that constrained weights are updated while no attached optimiser steps, and says so once.
+
+    Each forward of one layer looks whether its weight has changed since the last one. Any torch optimiser that steps is
+    heard of besides: a compiled forward does not look, and the message can say who it is.
+    """
+
+    def __init__(self, layers: Sequence[FoundLayer], what: str) -> None:
+        self.layers = layers
+        self.what = what
+        self.paused = False
+        self.attached: dict[Optimizer, RemovableHandle] = {}
+        self._version: int | None = None
+        self._count = 0
+        self._by = ""
+        self._is_stepping = False
+
+    def follow(self, optimizer: Optimizer, hook: Hook | None) -> None:
+        """An optimiser was attached; the hook is that of some layer, if the constraint looks at forwards."""
+        if not self.attached:
+            _hear_of_steps()
+            _following.add(self)
+            # Sharded weights are gathered anew for each forward, which changes them too.
+            if hook is not None and not is_sharded(hook.layer.weight):
+                hook.look = partial(self._look, hook.layer)
+        self.attached[optimizer] = optimizer.register_step_pre_hook(self._before_step)
+
+    def end(self) -> None:
+        """None is attached any longer."""
+        for handle in self.attached.values():
+            handle.remove()
+        self.attached.clear()
+        _following.discard(self)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._is_stepping = True  # which may take many updates, as LBFGS does
+
+    def _look(self, layer: FoundLayer) -> None:
+        if not (layer.module.training and torch.is_grad_enabled()):
+            return
+        version = layer.weight._version  # how often it was changed in place
+        if version != self._version and not (self.paused or self._is_stepping):
+            if self._version is not None:
+                self._one_more()
+            self._version = version
+
+    def heard_of(self, optimizer: Optimizer) -> None:
+        """An optimiser has stepped: one that is attached, or does it update constrained weights?"""
+        if optimizer in self.attached:
+            self._is_stepping, self._count = False, 0
+        elif self._is_stepping or self.paused:
+            return
+        elif parameters_of(optimizer) & {id(layer.weight) for layer in self.layers if layer.weight.requires_grad}:
+            self._by = f" (a {type(optimizer).__name__} does)"
+            self._one_more()
+
+    def _one_more(self) -> None:
+        self._count += 1
+        if self._count == UPDATES_UNTIL_NOTICED:
+            warnings.warn(
+                f"the constrained weights are being updated, but no optimiser that is attached to this {self.what} "
+                f"steps, so nothing is projected. Attach the optimiser that updates them{self._by}, or call step() "
+                "after each update.",
+                MeasurementWarning,
+                stacklevel=2,
+            )
+
+
+_following: WeakSet[Missed] = WeakSet()
+
+
+@cache
+def _hear_of_steps() -> None:
+    register_optimizer_step_post_hook(_tell)
+
+
+def _tell(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Torch calls this after a step of any optimiser."""
+    for missed in tuple(_following):
+        missed.heard_of(optimizer)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -74,23 +73,6 @@ class ForwardHook:
     tests/promises/test_plain_module.py.
     """
 
-    def __init__(
-        self, module: nn.Module, observe: Callable[[Any, Any], None], note: Callable[..., None] | None = None
-    ) -> None:
-        self.observe = observe
-        self.note = note
-        """Told of each call that is not compiled: the input, and all that was given besides."""
-        self.first = next(iter(inspect.signature(module.forward).parameters), "input")
-        """What the module's forward calls its input."""
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
-        """Torch calls this after the layer's forward, with keyword arguments and output, or with the output alone."""
-        kwargs = rest[0] if len(rest) > 1 else {}
-        x = args[0] if args else kwargs.get(self.first)
-        if not torch.compiler.is_compiling() and self.note is not None:
-            self.note(x, args[1:], {name: value for name, value in kwargs.items() if args or name != self.first})
-        self.observe(x, rest[-1])
-
     @property
     def __name__(self) -> str:
         # torch.jit.script compiles the hooks of a module, and asks for their names first.
@@ -153,7 +135,6 @@ def is_exporting() -> bool:
     return bool(torch.compiler._is_exporting_flag)
 
 
-_infra_mode = torch._C._get_dispatch_mode
 _SIMULATIONS = tuple(torch._C._TorchDispatchModeKey.__members__.values())
 
 
@@ -166,7 +147,10 @@ def is_simulated(x: Tensor) -> bool:
     """
     return (
         torch._C._functorch.peek_interpreter_stack() is not None
-        or any(_infra_mode(mode) is not None for mode in _SIMULATIONS)
+        or (
+            torch._C._len_torch_dispatch_stack() > 0
+            and any(torch._C._get_dispatch_mode(mode) is not None for mode in _SIMULATIONS)
+        )
         or torch._C._is_tracing()
         or (type(x) is not Tensor and type(x).__name__ in ("FakeTensor", "Proxy"))
     )

@@ -8,13 +8,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from .bounds import Bound
 from .constraint import Constraint
+from .coverage import Bound, Share
 from .distributed import whole
 from .errors import UnsupportedLayerError
 from .functional import check_p, finite, widened
 from .layers import FoundLayer, find_layers
-from .share import Share
 
 
 class MaxNorm(Constraint):

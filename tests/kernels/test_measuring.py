@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maxgain import MaxGain
-from maxgain.kernels import Part, measure, measuring, record
+from maxgain.functional import record
+from maxgain.kernels import Part, measure, measuring
 
 each_p = pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")

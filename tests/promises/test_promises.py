@@ -8,6 +8,7 @@ import gc
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -675,12 +676,10 @@ def test_promise_07_an_accelerator_is_asked_for_its_counts_and_not_waited_for(mo
     monkeypatch.setattr("maxgain.gain.STEPS_BETWEEN_LOOKS", 2)
 
     def look() -> None:
-        with monkeypatch.context() as elsewhere:
-            # The counts lie on the host, but the constraint takes it for an accelerator.
-            elsewhere.setattr(MaxGain, "_device", torch.device("meta"))
-            counts = constraint._counts.dropped(torch.device("cpu")).clone()
-            elsewhere.setattr(type(constraint._counts), "dropped", lambda tally, device: counts)
-            constraint._look_for_dropped()
+        # The counts lie on the host, but the constraint takes it for an accelerator.
+        counts = constraint._tally.on(torch.device("cpu"))[1].clone()
+        elsewhere = SimpleNamespace(device=torch.device("meta"), to=lambda device, non_blocking: counts)
+        constraint._look_at(elsewhere)  # type: ignore[arg-type]
 
     look()
     model(torch.full((4, 3), math.inf))

@@ -3,7 +3,6 @@
 from .measuring import Part as Part
 from .measuring import measure as measure
 from .measuring import measure_compiled as measure_compiled
-from .measuring import record as record
 from .projecting import FusedProjection as FusedProjection
 from .projecting import can_fuse as can_fuse
 from .replaying import Replayed as Replayed

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..functional import finite, gain, normalised, without_bias
+from ..functional import gain, normalised, record, without_bias
 from ..torch_quirks import direct_launch
 
 HAS_TRITON = find_spec("triton") is not None
@@ -83,13 +83,6 @@ def plain_gains(part: Part, instance_dims: int, p: float) -> Tensor:
     assert vector is not None
     assert variance is not None
     return gain(normalised(x, vector, variance, eps), x, p, instance_dims=instance_dims)
-
-
-def record(maxima: Tensor, dropped: Tensor, index: int, gains: Tensor) -> None:
-    """Take the gains of a forward into the maximum of one layer, in place and without waiting for the device."""
-    usable = finite(gains)
-    maxima[index].clamp_(min=usable.amax())
-    dropped[index].add_((usable != gains).sum())
 
 
 # torch.compile sees both as single operations that change ``maxima`` and ``dropped`` in place. Written out, the changes

@@ -9,15 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import torch_quirks
-from ..bounds import Bound
 from ..constraint import Constraint
+from ..coverage import Bound, Share
 from ..distributed import Group, largest_of_ranks
 from ..errors import MaxGainError, StateError
 from ..functional import finite
 from ..kernels import Replayed
 from ..layers import FoundLayer
 from ..observe import UNMEASURED
-from ..share import Share
 from .maps import LinearMap, OwnForward, Shape, Sizes, check_operator_p, instance_sizes, linear_map, random_vector
 
 FIRST_ITERATIONS = 50
@@ -79,15 +78,12 @@ class Lipschitz(Constraint):
         self._replayed = Replayed[tuple[Tensor, list[Tensor | None]]]()
         super().__init__(model, bound, include=include, exclude=exclude)
 
-    def _observer(self, layer: FoundLayer) -> FollowedNorm:
-        return FollowedNorm(layer, self.p, self.iterations)
-
-    def _norms_of(self, layers: Sequence[FoundLayer]) -> list[FollowedNorm]:
-        found = [self._observers[layer.name] for layer in layers]
-        return [norm for norm in found if isinstance(norm, FollowedNorm)]
+    def _make_observers(self) -> list[FollowedNorm]:
+        self._norms = [FollowedNorm(layer, self.p, self.iterations) for layer in self._layers]
+        return self._norms
 
     def _estimate(self, share: Share) -> Tensor:
-        norms, device = self._norms_of(share.layers), self._device
+        norms, device = [self._norms[i] for i in share.positions], self._device
 
         def estimates() -> tuple[Tensor, list[Tensor | None]]:
             sizes = [norm.estimate().to(device, self._dtype) for norm in norms]
@@ -104,23 +100,22 @@ class Lipschitz(Constraint):
 
     def _project(self, share: Share, found_inf: Tensor | None) -> None:
         super()._project(share, found_inf)
-        keep_newest(self._norms_of(share.layers), found_inf)
+        keep_newest([self._norms[i] for i in share.positions], found_inf)
 
     def _state(self) -> dict[str, Tensor]:
-        norms = zip(self._names, self._norms_of(self._layers), strict=True)
+        norms = zip(self._names, self._norms, strict=True)
         parts = {f"{name}.{key}": tensor for name, norm in norms for key, tensor in norm.state().items()}
         return super()._state() | parts
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take up a state of a constraint of the same kind on the same layers; all of it, or nothing."""
-        norms = self._norms_of(self._layers)
-        before = [(norm.vectors, norm.sizes) for norm in norms]
+        before = [(norm.vectors, norm.sizes) for norm in self._norms]
         try:
-            for name, norm in zip(self._names, norms, strict=True):
+            for name, norm in zip(self._names, self._norms, strict=True):
                 norm.load(name, state)
             super().load_state_dict(state)
         except StateError:
-            for norm, (vectors, sizes) in zip(norms, before, strict=True):
+            for norm, (vectors, sizes) in zip(self._norms, before, strict=True):
                 norm.vectors, norm.sizes = vectors, sizes
             raise
 
@@ -145,7 +140,7 @@ class FollowedNorm:
 
     def __call__(self, x: Tensor, output: Tensor) -> None:
         """Takes the size of what goes through the layer into account."""
-        if self.paused or torch_quirks.is_exporting():
+        if self.paused:
             return
         sizes = instance_sizes(self.layer, x, output)
         if self.sizes is not None:
