@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..bounds import Bound
+from ..coverage import Bound
 from ..errors import AttachError
 from ..gain import MaxGain
 from ..monitor import curves

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ..bounds import Bound
+from ..coverage import Bound
 from ..errors import MissingExtraError
 from .callback import ConstrainingCallback
 

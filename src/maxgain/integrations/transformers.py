@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..bounds import Bound
+from ..coverage import Bound
 from ..errors import MissingExtraError
 from .callback import ConstrainingCallback
 
