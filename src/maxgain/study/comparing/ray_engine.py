@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -48,9 +48,11 @@ from ..signals import deferred
 from ..wording import clause
 from .workers import PATIENCE, in_threads
 
+# Ray would write what happens to its nodes between our own lines, also where these are JSON.
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
 try:
     import ray
-    from ray.exceptions import RayError, RayTaskError
+    from ray.exceptions import NodeDiedError, RayError, RayTaskError, TaskUnschedulableError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError as error:
     raise MissingExtraError("--engine ray needs Ray: pip install 'maxgain[ray]'.") from error
@@ -84,25 +86,26 @@ def on_ray(address: str | None, jobs: int | None, per_gpu: int | None, device: s
     _connect(address or os.environ.get("RAY_ADDRESS") or "local")
     try:
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        resources: list[Mapping[str, float]] = [node["Resources"] for node in nodes]
-        gpus = 0.0 if device == "cpu" or not any(node.get("GPU") for node in resources) else 1 / (per_gpu or 1)
-        if device == "cuda" and not gpus:
-            raise RunError("no node of the Ray cluster has a GPU: use --device cpu.")
-        if per_gpu is not None and not gpus:
-            raise RecipeError("--per-gpu is for runs on GPUs, and the Ray cluster has none: use --jobs.")
-        room = sum(_room(node, gpus) for node in resources)
-        if not room:
-            raise RunError("no node of the Ray cluster has a CPU to spare for a run: see 'ray status'.")
+        gpus, room = _share([node["Resources"] for node in nodes], per_gpu, device)
         _expect_same_version(nodes)
         yield OnRay(jobs or room, gpus)
     finally:
         ray.shutdown()
 
 
-def _room(node: Mapping[str, float], gpus: float) -> int:
-    """How many runs a node trains at a time: each takes a CPU and its part of a GPU."""
-    cpus = int(node.get("CPU", 0))
-    return min(cpus, int(node.get("GPU", 0) * round(1 / gpus))) if gpus else cpus
+def _share(nodes: Sequence[Mapping[str, float]], per_gpu: int | None, device: str) -> tuple[float, int]:
+    """What a run takes of a GPU, and how many runs have room on the nodes; each takes a CPU too."""
+    per_gpu, asked = per_gpu or 1, per_gpu is not None
+    if device == "cpu" or not any(node.get("GPU") for node in nodes):
+        if device == "cuda" or asked:
+            raise RunError("there are no GPUs for runs on the Ray cluster: leave out --per-gpu, and use --device cpu.")
+        gpus, room = 0.0, sum(int(node.get("CPU", 0)) for node in nodes)
+    else:
+        gpus = 1 / per_gpu
+        room = sum(min(int(node.get("CPU", 0)), int(node.get("GPU", 0) * per_gpu)) for node in nodes)
+    if not room:
+        raise RunError("no node of the Ray cluster has a CPU, and a GPU if one is needed, for a run: see 'ray status'.")
+    return gpus, room
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ class OnRay:
     """What a run takes of a GPU."""
     _placed: dict[str, Any] = field(default_factory=dict)
     """Data in the object store, by their fingerprints."""
-    _placing: threading.Lock = field(default_factory=threading.Lock)
+    _one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def each(
@@ -129,26 +132,20 @@ class OnRay:
     ) -> Result:
         """As `runs.perform`, on a node; the watcher hears of epochs alone, and only where the node sees the folder."""
         if not (place.folder / RESULT).exists():
-            order = _Order(
-                recipe,
-                replace(
-                    place,
-                    folder=place.folder.absolute(),
-                    data=data_root(place.data).absolute(),
-                    device="cuda" if self.gpus else "cpu",
-                ),
-                _left_to_be_seen(place.folder.parent),
-                tuple(sys.argv),
-            )
+            with self._one_at_a_time:
+                seen = _left_to_be_seen(place.folder.parent)
+            folder, data = place.folder.absolute(), data_root(place.data).absolute()
+            there = replace(place, folder=folder, data=data, device="cuda" if self.gpus else "cpu")
+            order = _Order(recipe, there, seen, tuple(sys.argv))
             files = self._sent_out(order, self._place(dataset), watcher or Watcher())
             if files:
-                with alone_in(place.folder, *FILES):
+                with alone_in(folder, *FILES):
                     for name in sorted(files, key=[*FILES, RESULT].index):
-                        write_bytes(place.folder / name, files[name])
+                        write_bytes(folder / name, files[name])
         return perform(recipe, place, dataset, resume=True)
 
     def _place(self, dataset: Dataset) -> Any:
-        with self._placing:
+        with self._one_at_a_time:
             if dataset.fingerprint not in self._placed:
                 self._placed[dataset.fingerprint] = ray.put(_packed(dataset))
             return self._placed[dataset.fingerprint]
@@ -297,22 +294,21 @@ def _version() -> str:
     return maxgain.__version__
 
 
-def _expect_same_version(nodes: Iterable[Mapping[str, Any]]) -> None:
+def _expect_same_version(nodes: Sequence[Mapping[str, Any]]) -> None:
     """Refuses a cluster with a node that has no maxgain, or another one."""
-    asked = {
-        node["NodeManagerAddress"]: ray.remote(
-            num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        )(_version).remote()
-        for node in nodes
-    }
-    for name, answer in asked.items():
+    names = [node["NodeManagerAddress"] for node in nodes]
+    where = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+    answers = [ray.remote(num_cpus=0, scheduling_strategy=there)(_version).remote() for there in where]
+    for name, answer in zip(names, answers, strict=True):
         try:
-            there = ray.get(answer, timeout=SECONDS_TO_BEGIN)
+            version = ray.get(answer, timeout=SECONDS_TO_BEGIN)
+        except (TaskUnschedulableError, NodeDiedError):  # it has just left the cluster
+            continue
         except RayError as error:
             reason = _first_line(error.cause if isinstance(error, RayTaskError) else error)
-            raise RunError(f"the Ray node {name} cannot run maxgain: {reason}; install it there.") from error
-        if there != maxgain.__version__:
-            raise RunError(f"the Ray node {name} has maxgain {there}, not {maxgain.__version__}: install this there.")
+            raise RunError(f"the Ray node {name} cannot run maxgain: {reason}; is it installed there?") from error
+        if version != maxgain.__version__:
+            raise RunError(f"the Ray node {name} has maxgain {version}, not {maxgain.__version__}: install this there.")
 
 
 def _first_line(error: BaseException) -> str:
