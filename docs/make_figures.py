@@ -16,6 +16,7 @@ import torch
 from measurements import (
     batch_norm,
     choosing_gamma,
+    every,
     gain_or_lipschitz,
     layer_by_layer,
     momentum,
@@ -35,6 +36,7 @@ PARTS = {
     "batch-norm": batch_norm,
     "gain-or-lipschitz": gain_or_lipschitz,
     "ratchet": ratchet,
+    "every": every,
 }
 
 
