@@ -128,11 +128,12 @@ def paths(place: Path) -> tuple[str, ...]:
 
 
 def commands(place: Path) -> list[list[str]]:
-    """Command lines that work, in a hurry: at least one of every command."""
+    """Command lines that work, in a hurry, at least one of every command; and one for a cluster that is not there."""
     return [
         ["train", *FAST],
         ["tune", *FAST, "--regulariser", "maxgain", "--grid", "gamma=1:2:1", "--jobs", "1"],
         ["compare", *FAST[:3], "--epochs", "1", "--regularisers", "none", "maxgain", "--folds", "2", "--jobs", "1"],
+        ["compare", *FAST[:3], "--regularisers", "none", "--folds", "2", "--engine", "ray", "--address", "127.0.0.1:1"],
         ["gains", str(place / "run")],
         ["inspect", "--model", "torture.models:small", "--input", "3x4x4"],
         ["inspect", str(place / "run")],

@@ -1,13 +1,24 @@
-"""Parts of a comparison, trained apart and merged, give the records that one machine gives."""
+"""Parts of a comparison, a search or a table, trained apart and merged, give the records that one machine gives."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from maxgain.errors import RecipeError, RunError
 from maxgain.study.cli.app import main
-from maxgain.study.comparing import records
+from maxgain.study.comparing import engine, records
+from maxgain.study.comparing.jobs import Pairing
 from maxgain.study.comparing.shards import Merged, Shard, merge
+from maxgain.study.comparing.tuning_rule import Grid
+from maxgain.study.place import Place
+from maxgain.study.recipes import recipe_named
+from maxgain.study.reproduce import running
+from maxgain.study.reproduce.experiments import EXPERIMENTS, Experiment
+from maxgain.study.reproduce.running import Budget, Recorded, part_of, run_missing, stages
+from maxgain.study.reproduce.state import look
+from maxgain.study.training import Training
 
 COMPARE = ["compare", "digits", "--network", "mlp", "--epochs", "1", "--regularisers", "none", "maxgain", "--jobs", "1"]
 
@@ -33,20 +44,130 @@ def test_a_part_that_makes_no_sense_is_refused(text: str) -> None:
         Shard.parsed(text)
 
 
-def test_merged_parts_give_the_records_of_one_machine(tmp_path: Path) -> None:
-    command = [*COMPARE, "--folds", "2"]
+@pytest.fixture
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_by_one(work: Any, jobs: Any, *how: Any) -> Any:
+        return ((job, work(job)) for job in jobs)
+
+    monkeypatch.setattr(engine, "side_by_side", one_by_one)
+    monkeypatch.setattr(running, "side_by_side", one_by_one)
+
+
+def what_counts(folder: Path) -> list[list[str]]:
+    fields = (
+        "key",
+        "fingerprint",
+        "regulariser",
+        "tuned",
+        "test_accuracy",
+        "test_loss",
+        "train_loss",
+        "gain_quantiles",
+    )
+    return sorted([str(run.get(field)) for field in fields] for run in records.read(folder).runs)
+
+
+def train_in_parts(command: list[str], folder: Path, count: int) -> list[str]:
+    """Trains each part, and returns their folders."""
+    parts = [str(folder / str(number)) for number in range(count)]
+    for number, part in enumerate(parts):
+        assert main([*command, "--shard", f"{number}/{count}", "--out", part]) == 0
+    return parts
+
+
+@pytest.mark.usefixtures("_in_this_process")
+@pytest.mark.parametrize("tuned", [[], ["--tuned", "--grid", "gamma=1:3:1"]])
+def test_merged_parts_give_the_records_of_one_machine(tuned: list[str], tmp_path: Path, monkeypatch: Any) -> None:
+    command, whole, merged = [*COMPARE, "--folds", "2", *tuned], tmp_path / "whole", tmp_path / "merged"
+    assert main([*command, "--out", str(whole)]) == 0
+    parts = train_in_parts(command, tmp_path, 3)
+    assert main(["merge", str(merged), *parts]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "step", None)  # nothing is trained twice
+        assert main([*command, "--out", str(merged)]) == 0
+    assert len(what_counts(whole / "results")) == 4
+    for room in ("results", "tuning/results"):
+        assert what_counts(merged / room) == what_counts(whole / room)
+    assert (merged / "comparison.json").read_bytes() == (whole / "comparison.json").read_bytes()
+    runs = 10 if tuned else 4
+    assert merge(merged, [Path(part) for part in parts]) == Merged(copied=0, known=runs, unfinished=0)
+
+
+@pytest.mark.usefixtures("_in_this_process")
+def test_a_search_in_parts_chooses_what_one_machine_chooses(tmp_path: Path, monkeypatch: Any) -> None:
+    command = ["tune", "digits", "--network", "mlp", "--epochs", "1", "--fold", "0", "--regulariser", "maxgain"]
+    command += ["--grid", "gamma=1:3:1", "--jobs", "1"]
     assert main([*command, "--out", str(tmp_path / "whole")]) == 0
-    for number in range(2):
-        assert main([*command, "--shard", f"{number}/2", "--out", str(tmp_path / str(number))]) == 0
-    parts = [str(tmp_path / str(number)) for number in range(2)]
+    parts = train_in_parts(command, tmp_path, 2)
+    assert not any((Path(part) / "tuned.json").exists() for part in parts), "a part cannot choose"
     assert main(["merge", str(tmp_path / "merged"), *parts]) == 0
+    monkeypatch.setattr(Training, "step", None)
     assert main([*command, "--out", str(tmp_path / "merged")]) == 0
-    whole, merged = (records.read(tmp_path / name / "results").runs for name in ("whole", "merged"))
-    fields = ("key", "fingerprint", "regulariser", "test_accuracy", "test_loss", "train_loss", "gain_quantiles")
-    shown = [sorted([[str(run[field]) for field in fields] for run in runs]) for runs in (whole, merged)]
-    assert shown[0] == shown[1]
-    assert len(merged) == 4
-    assert merge(tmp_path / "merged", [tmp_path / "0", tmp_path / "1"]) == Merged(copied=0, known=4, unfinished=0)
+    for name in ("tuned.json", "curve.json"):
+        assert (tmp_path / "merged" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.parametrize("more", [["--trials", "3"], ["--grid", "gamma=1:2:1", "--storage", "sqlite:///search.db"]])
+def test_a_search_that_needs_to_know_the_other_parts_is_not_cut(more: list[str], tmp_path: Path, capsys: Any) -> None:
+    out = str(tmp_path / "out")
+    assert main(["tune", "digits", "--regulariser", "maxgain", *more, "--shard", "0/2", "--out", out]) == 2
+    assert "--shard" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+# The paper's tables
+
+
+@pytest.mark.parametrize("count", [1, 3, 100])
+@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=list(EXPERIMENTS))
+def test_the_parts_of_a_table_are_disjoint_and_complete_and_choose_by_themselves(
+    experiment: Experiment, count: int
+) -> None:
+    tuning, final = experiment.tuning(), experiment.final()
+    parts = [part_of(experiment, [*tuning, *final], Shard(number, count)) for number in range(count)]
+    assert sorted(job.key for part in parts for job in part) == sorted(job.key for job in [*tuning, *final])
+    for part in parts:
+        mine = {(job.row, job.recipe.fold) for job in part if job in final}
+        needed = [job for job in tuning if (job.row, job.recipe.fold) in mine]
+        assert all(job in part for job in needed)
+
+
+@pytest.mark.usefixtures("_in_this_process")
+@pytest.mark.parametrize("share_results", [True, False])
+def test_a_table_in_parts_has_the_records_of_one_machine(share_results: bool, tmp_path: Path, monkeypatch: Any) -> None:
+    recipe = replace(recipe_named("digits"), network="mlp", epochs=1)
+    grids, seeds = (Grid("gamma", (1.0, 2.0)),), Pairing("seed", (0, 1))
+    tiny = Experiment("tiny", "a small one", "", recipe, ("none", "maxgain"), seeds, grids)
+    monkeypatch.setitem(EXPERIMENTS, "tiny", tiny)
+    monkeypatch.chdir(tmp_path)
+    merged, parts = (
+        tmp_path / "merged",
+        [tmp_path / ("merged" if share_results else f"{number}") for number in range(2)],
+    )
+    for number, part in enumerate(parts):
+        command = ["reproduce", "tiny", "--shard", f"{number}/2", "--results", str(part), "--device", "cpu"]
+        assert main(command) == 0
+    assert not (tmp_path / "REPRODUCTION.md").exists()
+    if not share_results:
+        assert merge(merged, parts) == Merged(copied=6, known=0, unfinished=0)
+        assert merge(merged, parts) == Merged(copied=0, known=6, unfinished=0)
+    state = look(tiny, Recorded.read(merged))
+    assert state.is_complete
+    assert state.done == state.planned == 4
+    whole = Place(tmp_path / "whole", device="cpu")
+    for stage, place in stages(tiny, tmp_path / "whole", whole):
+        run_missing(stage, place, Budget(None), 1, lambda job, record, seconds: None)
+    for room in ("", "tuning"):
+        assert what_counts(merged / room) == what_counts(tmp_path / "whole" / room)
+    found = records.read(merged)
+    assert all(found.predictions(run) is not None for run in found.runs)
+
+
+@pytest.mark.parametrize("arguments", [["--shard", "0/2"], ["cifar10", "--shard", "0/2", "--dry-run"]])
+def test_a_part_of_nothing_is_refused(arguments: list[str], tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", *arguments]) == 2
+    assert "--shard is for running a part of one experiment" in capsys.readouterr().err
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from ..recipes import Recipe, recipe_named
 from ..regularisers import parse, settled, spelt, with_gamma
 from ..runs import Place
 from ..wording import counted
+from .parts import end_of_part
 from .patience import warn_of_many
 from .terminal import Common, DataFolder, Screen, typed
 
@@ -146,13 +147,7 @@ def _part(options: Options, screen: Screen) -> dict[str, Any]:
         if jobs:
             _perform(f"part {options.shard}", jobs, place, engine, screen)
         done = len(jobs) - len(work.missing(jobs, records.read(place.results)))
-    screen.show(f"part {options.shard}: {done} of {counted(len(jobs), 'run')} done in {place.folder}")
-    screen.show(
-        "next: maxgain merge OUT and the folders of all parts, then this command with --out OUT, without --shard"
-    )
-    if jobs and not done:
-        raise RunError(f"no run of part {options.shard} succeeded; {place.results} says why.")
-    return {"shard": options.shard, "folder": str(place.folder), "runs": len(jobs), "done": done}
+    return end_of_part(str(options.shard), place.folder, len(jobs), done, screen)
 
 
 def conclude(comparison: Comparison, place: Place, screen: Screen) -> dict[str, Any]:

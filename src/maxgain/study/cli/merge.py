@@ -21,10 +21,10 @@ EXAMPLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """Copy the finished runs of the folders IN into the folder OUT, each once.
+    """Copy the finished runs of the folders IN into the folder OUT, each once; or the records of results folders.
 
-    The command that made the parts, with --out OUT and without --shard, then records and compares them, and trains
-    nothing but what no part has finished.
+    The command that made the parts, with --out OUT (for 'reproduce', --results OUT) and without --shard, then puts them
+    to use, and trains nothing but what no part has finished.
     """
 
     folders: tyro.conf.Positional[tuple[Path, ...]] = ()
@@ -37,7 +37,9 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
         raise RecipeError("'maxgain merge' needs the folder to merge into, and one or more to merge.")
     out, *parts = options.folders
     merged = merge(out, parts)
+    for warning in merged.warnings:
+        screen.show(f"note: {warning}")
     rest = f"{merged.known} there already, {merged.unfinished} not finished"
     screen.show(f"{counted(merged.copied, 'run')} copied into {out}, {rest}")
-    screen.show(f"next: the same command as for the parts, with --out {out} and without --shard")
+    screen.show(f"next: the same command as for the parts, with {out} as its folder and without --shard")
     return asdict(merged)

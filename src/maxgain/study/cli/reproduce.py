@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,19 +10,22 @@ import tyro
 
 from maxgain.errors import RecipeError
 
+from ..comparing import records
 from ..comparing.jobs import Job
 from ..comparing.records import Record
+from ..comparing.shards import Shard
 from ..limits import expect_count
 from ..locks import alone_in
 from ..reproduce import estimate
 from ..reproduce.claims import progress
 from ..reproduce.document import build
 from ..reproduce.experiments import EXPERIMENTS, Experiment
-from ..reproduce.running import Budget, Recorded, Stage, run_missing, stages
+from ..reproduce.running import Budget, Recorded, Stage, part_of, run_missing, stages
 from ..reproduce.state import State, look
 from ..runs import Place
 from ..tables import Column, Table
 from ..wording import counted, unknown
+from .parts import end_of_part
 from .terminal import Common, DataFolder, Screen, typed
 
 EXAMPLES = {
@@ -55,6 +58,9 @@ class Options(Common):
     """start no run that is not expected to end by then (default: run all)"""
     dry_run: bool = False
     """tell what would run and how long it would take, and run and write nothing"""
+    shard: str | None = None
+    """run the part NUMBER/COUNT of an experiment alone, such as 0/4, for a machine of its own; parts may write to the
+    same --results, and 'maxgain merge' brings those together that are apart"""
     data: DataFolder = None
     """where the data sets are (default: $MAXGAIN_DATA, or a cache folder)"""
     device: str = "auto"
@@ -64,6 +70,8 @@ class Options(Common):
 def run(options: Options, screen: Screen) -> dict[str, Any]:
     """Run the stages of an experiment in their order, each as far as time allows, and make the document anew."""
     _refuse_nonsense(options)
+    if options.shard is not None and options.name is not None:
+        return _run_part(EXPERIMENTS[options.name], Shard.parsed(options.shard), options, screen)
     wanted = EXPERIMENTS if options.name is None else {options.name: EXPERIMENTS[options.name]}
     recorded = Recorded.read(options.results)
     if options.name is not None and not (options.dry_run or look(wanted[options.name], recorded).is_complete):
@@ -90,17 +98,31 @@ def _refuse_nonsense(options: Options) -> None:
     expect_count("--per-gpu", options.per_gpu)
     if options.minutes is not None and not options.minutes > 0:
         raise RecipeError(f"--minutes must be positive, not {options.minutes:g}.")
+    if options.shard is not None and (options.name is None or options.dry_run):
+        raise RecipeError("--shard is for running a part of one experiment: name it, and leave out --dry-run.")
 
 
-def _run_stages(experiment: Experiment, options: Options, screen: Screen) -> None:
-    place = Place(options.work / experiment.name, options.data, options.device)
+def _run_stages(experiment: Experiment, options: Options, screen: Screen, shard: Shard | None = None) -> int:
+    """Run what there is time for, and return how many runs have a record of a success."""
+    part = "" if shard is None else f"-{shard.number}"
+    place = Place(options.work / f"{experiment.name}{part}", options.data, options.device)
     budget = Budget(options.minutes)
+    succeeded = 0
     screen.show(experiment.title)
     with alone_in(place.folder):
-        for stage, where in stages(experiment, options.results, place):
+        for stage, where in stages(experiment, options.results, place, shard):
             done = len(stage.jobs) - len(stage.missing)
             screen.show(f"{stage.name}: {counted(len(stage.jobs), 'run')}, {done} recorded → {where.results}")
             _run(stage, where, budget, options.per_gpu, screen)
+            succeeded += len(replace(stage, known=records.read(where.results)).recorded)
+    return succeeded
+
+
+def _run_part(experiment: Experiment, shard: Shard, options: Options, screen: Screen) -> dict[str, Any]:
+    """Run a part; the document is made when all are together."""
+    done = _run_stages(experiment, options, screen, shard)
+    planned = len(part_of(experiment, [*experiment.tuning(), *experiment.final()], shard))
+    return end_of_part(f"{shard.number}/{shard.count}", options.results, planned, done, screen)
 
 
 def _run(stage: Stage, place: Place, budget: Budget, at_once: int, screen: Screen) -> None:

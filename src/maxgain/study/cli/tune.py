@@ -13,6 +13,7 @@ from maxgain.errors import RecipeError, RunError
 
 from ..comparing import tune
 from ..comparing.engine import Engine, Here, Name, engine_for
+from ..comparing.shards import Shard
 from ..comparing.tuning_rule import RULE, Grid, Point, Trial, best, dimensions, refuse_unused, worth
 from ..comparing.workers import data_for
 from ..files import write_json
@@ -21,6 +22,7 @@ from ..regularisers import with_gamma
 from ..report import figures
 from ..tables import Column, Table
 from ..wording import counted
+from .parts import end_of_part
 from .patience import warn_of_many
 from .progress import Bars
 from .terminal import Common, DataFolder, Screen, typed
@@ -64,6 +66,9 @@ class Options(Common):
     """where to train: in processes here, or on the nodes of a Ray cluster, with a part of a GPU each"""
     address: str | None = None
     """with --engine ray, the cluster, as HOST:PORT or auto (default: $RAY_ADDRESS, or one that is started here)"""
+    shard: str | None = None
+    """try the part NUMBER/COUNT of a grid's points alone, such as 0/4, for a machine of its own; 'maxgain merge' brings
+    the parts together"""
     out: Path | None = None
     """the search's folder (default: tune- and the recipe and regulariser)"""
     data: DataFolder = None
@@ -77,6 +82,10 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     search = _search(options)
     with engine_for(options.engine, options.address, options.jobs, options.per_gpu, options.device) as engine:
         curve = _searched(search, engine, screen)
+    if options.shard is not None:
+        write_json(search.folder / tune.CURVE, curve)
+        done = sum(row["status"] == "complete" for row in curve)
+        return end_of_part(options.shard, search.folder, search.size, done, screen)
     chosen = best(curve)
     write_json(search.folder / tune.CURVE, curve)
     screen.show(_table(curve, search, chosen))
@@ -106,14 +115,17 @@ def _search(options: Options) -> tune.Search:
     recipe = replace(options.recipe, regulariser=regulariser)
     grids = [Grid.parsed(text) for text in options.grid]
     refuse_unused(grids, [recipe.regulariser])
+    shard = None if options.shard is None else Shard.parsed(options.shard)
+    part = "" if shard is None else f"-{shard.number}"
     return tune.Search(
         recipe=recipe,
         space=dimensions(recipe.regulariser, grids),
-        folder=options.out or Path(f"tune-{recipe.name}-{recipe.regulariser}"),
+        folder=options.out or Path(f"tune-{recipe.name}-{recipe.regulariser}{part}"),
         trials=None if grids else TRIALS if options.trials is None else options.trials,
         data=options.data,
         device=options.device,
         storage=options.storage,
+        shard=shard,
     )
 
 

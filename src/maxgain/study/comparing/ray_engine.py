@@ -83,7 +83,7 @@ def on_ray(address: str | None, jobs: int | None, per_gpu: int | None, device: s
         expect_count("--per-gpu", per_gpu)
     if device not in ("auto", "cpu", "cuda"):
         raise RecipeError(f"on a Ray cluster --device is cpu, cuda or auto, not {device!r}: Ray chooses the GPU.")
-    _connect(address or os.environ.get("RAY_ADDRESS") or "local")
+    _connect(address if address is not None else os.environ.get("RAY_ADDRESS") or "local")
     try:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         gpus, room = _share([node["Resources"] for node in nodes], per_gpu, device)
@@ -277,14 +277,14 @@ def _connect(address: str) -> None:
 def _expect_answer(address: str) -> None:
     """Refuses an address where nothing answers as Ray does: with HTTP/2, of which it speaks the first words here."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal():
         raise RecipeError(f"--address must be HOST:PORT, as 'ray start --head' shows it, or auto, not {address!r}.")
     settings = bytes(3) + b"\x04" + bytes(5)
     try:
         with socket.create_connection((host.strip("[]"), int(port)), SECONDS_TO_ANSWER) as connection:
             connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
             answer = connection.recv(len(settings))
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         raise RunError(f"no Ray cluster answers at {address}: {_first_line(error)}.") from error
     if answer[3:4] != settings[3:4] and os.environ.get("RAY_USE_TLS", "0") == "0":
         raise RunError(f"what answers at {address} is no Ray cluster.")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -14,11 +15,15 @@ from maxgain.errors import RecipeError, RunError
 from ..files import whole_folder
 from ..locks import alone_in
 from ..run_files import RESULT
+from . import records
+from .records import Records
 
 Job = TypeVar("Job")
 
 ROOMS = ("runs", "tuning/runs")
 """Where a comparison or a search keeps its runs."""
+RECORDS = (".", "tuning")
+"""Where a folder of results keeps its records."""
 
 
 @dataclass(frozen=True)
@@ -54,29 +59,60 @@ class Merged:
     """Those that were there already."""
     unfinished: int
     """Those that were left where they are."""
+    warnings: tuple[str, ...] = ()
+    """What in the records of the parts is no record, in words."""
 
 
 def merge(out: Path, parts: Sequence[Path]) -> Merged:
-    """Copy the finished runs of the parts' folders into another one, each once; a run that is there is left alone."""
-    for part in parts:
-        if not any((part / room).is_dir() for room in ROOMS):
-            raise RunError(f"{part} is not the folder of a comparison or a search: it holds no runs.")
-    copied = known = unfinished = 0
-    with alone_in(out):
-        for run, target in [
-            (run, out / room / run.name) for part in parts for room in ROOMS for run in _runs(part / room)
-        ]:
-            if not (run / RESULT).exists():
-                unfinished += 1
-            elif (target / RESULT).exists():
-                known += 1
-            else:
-                if target.exists():  # begun there, and finished here
-                    shutil.rmtree(target)
-                with whole_folder(target) as folder:
-                    shutil.copytree(run, folder, dirs_exist_ok=True)
-                copied += 1
-    return Merged(copied, known, unfinished)
+    """Bring the finished runs of the parts, or the records of results folders, into another one, each once.
+
+    What is there already is left alone.
+    """
+    recorded = {part: {room: records.read(part / room) for room in RECORDS} for part in parts}
+    for part, rooms in recorded.items():
+        if not any((part / room).is_dir() for room in ROOMS) and not any(map(_is_of_runs, rooms.values())):
+            raise RunError(f"{part} is not the folder of a comparison, a search or results: it holds no runs.")
+    counts = Counter(
+        outcome
+        for rooms in recorded.values()
+        for room, found in rooms.items()
+        if _is_of_runs(found)
+        for outcome in _merge_records(found, out / room)
+    )
+    runs = [(run, out / room / run.name) for part in parts for room in ROOMS for run in _runs(part / room)]
+    if runs:
+        with alone_in(out):
+            counts.update(_merge_run(run, target) for run, target in runs)
+    warnings = tuple(warning for rooms in recorded.values() for found in rooms.values() for warning in found.warnings)
+    return Merged(counts["copied"], counts["known"], counts["unfinished"], warnings)
+
+
+def _merge_run(run: Path, target: Path) -> str:
+    if not (run / RESULT).exists():
+        return "unfinished"
+    if (target / RESULT).exists():
+        return "known"
+    if target.exists():  # begun there, and finished here
+        shutil.rmtree(target)
+    with whole_folder(target) as folder:
+        shutil.copytree(run, folder, dirs_exist_ok=True)
+    return "copied"
+
+
+def _is_of_runs(found: Records) -> bool:
+    return bool(found.runs or found.failed)
+
+
+def _merge_records(found: Records, out: Path) -> Iterator[str]:
+    """Adds the successes that are not there; a failure is not passed on, as whoever goes on tries that run again."""
+    there = records.read(out)
+    for run in found.runs:
+        if there.find(run["key"]) is not None:
+            yield "known"
+            continue
+        records.append(out, run, found.predictions(run))
+        yield "copied"
+    yield from ["unfinished"] * len(found.failed)
 
 
 def _runs(room: Path) -> list[Path]:

@@ -36,6 +36,7 @@ from ..runs import Place, Watcher
 from ..schema import Result, score
 from ..wording import clause
 from .engine import Engine
+from .shards import Shard
 from .tuning_rule import Dimension, Point, Trial, points, rounded
 from .workers import CHECKPOINT_SECONDS, data_for, tell_of_each
 
@@ -56,6 +57,8 @@ class Search:
     device: str = "auto"
     storage: str | None = None
     """An optuna storage URL; None for a journal in the folder."""
+    shard: Shard | None = None
+    """Which part of a grid's points to try; None for all of them."""
 
     def __post_init__(self) -> None:
         if not self.space:
@@ -67,6 +70,13 @@ class Search:
             raise RecipeError("tuning chooses on the validation part, which --train-on train+validation trains on.")
         if self.trials is not None:
             expect_count("--trials", self.trials)
+        if self.shard is not None and self.trials is not None:
+            raise RecipeError(
+                "a proposal follows from what came of those before, so --shard cuts nothing but a --grid; --storage is "
+                "for proposals on several machines."
+            )
+        if self.shard is not None and self.storage is not None:
+            raise RecipeError("machines that share a --storage take its points in turn: leave out --shard.")
 
     @property
     def name(self) -> str:
@@ -81,9 +91,15 @@ class Search:
         return Place(self.folder, self.data, self.device, CHECKPOINT_SECONDS, has_test=False)
 
     @property
+    def grid(self) -> list[Point]:
+        """The points of the grid, or of the part of it that is tried here."""
+        whole = points(self.space)
+        return whole if self.shard is None else self.shard.of(whole, str)
+
+    @property
     def size(self) -> int:
         """How many points there will be."""
-        return len(points(self.space)) if self.trials is None else self.trials
+        return len(self.grid) if self.trials is None else self.trials
 
     def recipe_at(self, point: Point) -> Recipe:
         """What a trial of the point trains."""
@@ -216,7 +232,7 @@ def _recover(study: optuna.Study, search: Search, searcher: str) -> None:
         if trial.user_attrs.get("searcher") in ours:
             study.tell(trial.number, state=TrialState.FAIL)
     trials = study.get_trials(deepcopy=False)
-    wanted = points(search.space) if search.trials is None else _points(trials, failed=True)
+    wanted = search.grid if search.trials is None else _points(trials, failed=True)
     standing = _points(trials, failed=False)
     for point in wanted:
         if point not in standing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -14,6 +14,7 @@ from ..comparing import jobs as many
 from ..comparing import records
 from ..comparing.jobs import Job
 from ..comparing.records import Record, Records
+from ..comparing.shards import Shard
 from ..comparing.workers import side_by_side
 from ..recipes import run_key
 from ..runs import Place
@@ -108,18 +109,37 @@ def by_records(known: Records) -> Identify:
     return identify
 
 
-def stages(experiment: Experiment, results: Path, place: Place) -> Iterator[tuple[Stage, Place]]:
+def stages(
+    experiment: Experiment, results: Path, place: Place, shard: Shard | None = None
+) -> Iterator[tuple[Stage, Place]]:
     """The stages in their order, and where their runs are; the table's are known once every number is chosen.
 
     What is recorded is read anew for every stage, for whoever takes them one by one runs what is missing between.
     """
+    mine = Shard(0, 1) if shard is None else shard
     choosing, deciding = replace(place.for_tuning, records=results / TUNING), replace(place, records=results)
-    tuning = tuning_stage(experiment, records.read(choosing.results), partial(many.identified, place=choosing))
+
+    def identified(jobs: Sequence[Job], place: Place) -> list[Job]:
+        return many.identified(part_of(experiment, jobs, mine), place)
+
+    tuning = tuning_stage(experiment, records.read(choosing.results), partial(identified, place=choosing))
     yield tuning, choosing
     tuning = replace(tuning, known=records.read(choosing.results))
     if not tuning.missing:
         known = records.read(deciding.results)
-        yield final_stage(experiment, tuning, known, partial(many.identified, place=deciding)), deciding
+        yield final_stage(experiment, tuning, known, partial(identified, place=deciding)), deciding
+
+
+def part_of(experiment: Experiment, jobs: Sequence[Job], shard: Shard) -> list[Job]:
+    """Those of an experiment's jobs that are in a part, together with the runs that their numbers are chosen with."""
+    tuning, final = experiment.tuning(), experiment.final()
+    chosen = {job.row for job in tuning} & {job.row for job in final}
+
+    def together(job: Job) -> Hashable:
+        return (job.row, job.recipe.fold) if job.row in chosen else job.recipe
+
+    mine = {together(job) for job in shard.of([*tuning, *final], together)}
+    return [job for job in jobs if together(job) in mine]
 
 
 @dataclass
