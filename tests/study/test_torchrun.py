@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from PIL import Image
 
 from maxgain.study.cli.app import main
 from torchrun import launch, torchrun
@@ -158,6 +160,30 @@ def test_more_ranks_than_images_in_a_batch_are_refused_in_one_sentence(tmp_path:
     done = torchrun(4, "-m", "maxgain", *TRAIN, "--batch-size", "3", "--out", tmp_path / "run")
     assert refused(done) == ["maxgain: 4 ranks cannot share a batch of 3: start fewer, or use a larger --batch-size."]
     assert not (tmp_path / "run").exists()
+
+
+def test_data_that_one_rank_does_not_have_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    """Each rank has a $MAXGAIN_DATA of its own, as on machines that are set up differently."""
+    script, out = tmp_path / "start.py", tmp_path / "run"
+    script.write_text(
+        "import os, sys\n"
+        "from maxgain.study.cli.app import main\n"
+        f"os.environ['MAXGAIN_DATA'] = os.path.join({str(tmp_path)!r}, os.environ['RANK'])\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    for number in range(30):
+        path = tmp_path / "0" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (number, 0, 0)).save(path)
+    command = [script, "train", "folder", "--network", "mlp", "--image-size", "16", "--batch-size", "8"]
+    done = torchrun(2, *command, "--epochs", "1", "--out", out)
+    (sentence,) = refused(done)
+    assert sentence.startswith("maxgain: rank 1 cannot begin: ")
+    assert str(tmp_path / "1") in sentence
+    assert not out.exists()
+    shutil.copytree(tmp_path / "0", tmp_path / "1")
+    done = torchrun(2, *command, "--epochs", "1", "--out", out)
+    assert done.returncode == 0, done.stderr
 
 
 def test_other_commands_are_not_for_torchrun(tmp_path: Path) -> None:
