@@ -182,7 +182,7 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("maxgain.study.cli.train._largest", stop)  # what an epoch came to is about to be shown
+        patch.setattr("maxgain.study.cli.train.largest", stop)  # what an epoch came to is about to be shown
         assert main(["train", "digits", *QUICK, "--gamma", "3", "--out", "run"]) == 130
     assert (tmp_path / "run" / CHECKPOINT).exists()
     return Path("run")

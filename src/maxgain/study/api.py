@@ -1,204 +1,183 @@
-"""The study in a few lines of Python: train, tune and compare on data and networks of one's own.
+"""The study in a few lines of Python: train, tune and compare, on data and networks of one's own.
 
-    from maxgain.study import api
+    from maxgain.study import compare, dataset, page
 
-    data = api.dataset("mine", train=(images, labels), validation=(...), test=(...))
-    comparison = api.compare(data, ["none", "maxgain=2"], network=my_network, out="compare-mine", seeds=5)
+    data = dataset("mine", train=(images, labels), test=(more_images, more_labels))
+    comparison = compare(data, ["none", "maxgain=2"], network=my_network, out="compare-mine", folds=5)
     print(comparison)
-    api.page("compare-mine", "report.html")
+    page("compare-mine", "report.html")
 
 Everything is recorded as the command line records it, so `maxgain report` makes a page of it too, and the same call
-trains nothing that is recorded already. Runs follow each other in this process.
+trains nothing that is recorded already. Runs follow each other in this process; one that is stopped by Ctrl-C is saved,
+and the same call goes on with it. Errors are those of `maxgain.errors`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from maxgain.errors import MaxGainError, RecipeError
 
-import maxgain
-from maxgain.errors import DataError, RecipeError, RunError
-
+from .comparing import asking, records, tuned
 from .comparing import jobs as work
-from .comparing import records, sentences
+from .comparing import tune as searching
+from .comparing.asking import Asked
 from .comparing.comparison import Comparison
-from .comparing.comparison import compare as answer
-from .comparing.question import Question, against, remember
-from .comparing.tuning_rule import BUDGET, RULE, Grid, Trial, best, dimensions, points, refuse_unused, within_budget
-from .data.splits import Dataset, Split
-from .files import write_json
-from .locks import alone_in
-from .models import NETWORKS
+from .comparing.engine import InTurn
+from .comparing.jobs import Job
+from .comparing.records import Record
+from .comparing.tuned import Tuned
+from .comparing.tuning_rule import Grid, dimensions, refuse_unused
+from .data.splits import Dataset
+from .own import Network, dataset, known
 from .place import Place
-from .recipes import Recipe, to_json
-from .regularisers import filled, parse
+from .recipes import Recipe, recipe_named
 from .report import page as pages
-from .runs import perform
-from .schema import Result, score
-
-Network = str | Callable[[tuple[int, int, int], int], nn.Module]
-"""A name that 'maxgain list networks' shows, or a function from the images' shape and the number of classes."""
+from .runs import Interrupted, perform
+from .trained import Trained
+from .wording import clause, counted
 
 __all__ = ["compare", "dataset", "page", "train", "tune"]
 
-
-def dataset(
-    name: str,
-    train: tuple[Tensor, Tensor],
-    validation: tuple[Tensor, Tensor],
-    test: tuple[Tensor, Tensor],
-    classes: Sequence[str] | None = None,
-) -> Dataset:
-    """A data set of one's own: images (N, C, H, W) as bytes from 0 to 255, and labels (N) from 0 on.
-
-    Args:
-        name: What it is called in records and on pages.
-        train: What networks are trained on.
-        validation: What numbers are chosen on; final runs are trained on it too.
-        test: What runs are scored on, and nothing is chosen on.
-        classes: The names of the classes; without them they are numbered.
-    """
-    parts = {"train": train, "validation": validation, "test": test}
-    for part, (images, labels) in parts.items():
-        if images.dtype != torch.uint8 or images.dim() != 4:
-            raise DataError(f"the {part} images must be bytes (torch.uint8) of shape (N, C, H, W), not "
-                            f"{images.dtype} of shape {tuple(images.shape)}.")  # fmt: skip
-        if len(images) != len(labels):
-            raise DataError(f"the {part} part has {len(images)} images and {len(labels)} labels.")
-    most = max(int(labels.max()) for _, labels in parts.values())
-    named = tuple(map(str, range(most + 1))) if classes is None else tuple(classes)
-    if most >= len(named):
-        raise DataError(f"there is a label {most}, but only {len(named)} classes.")
-    one, two, three = (Split(images.contiguous(), labels.long()) for images, labels in parts.values())
-    return Dataset(name, train=one, validation=two, test=three, classes=named)
+Data = Dataset | str
+"""What `dataset` made, or the name of a recipe that 'maxgain list recipes' shows, with the data set that it names."""
+Tell = Callable[[str], None]
 
 
 def train(
-    data: Dataset,
+    data: Data,
     regulariser: str = "maxgain",
     *,
-    network: Network = "mlp",
+    network: Network | None = None,
     out: str | Path,
     device: str = "auto",
     **settings: Any,
-) -> Result:
-    """Train one network, and return what `maxgain train` writes into result.json.
+) -> Trained:
+    """Train one network; what is returned is what `maxgain train` writes into result.json, and prints as a table.
 
     Args:
-        data: What to train on: see `dataset`.
+        data: What to train on: see `dataset`; or the name of a recipe, such as digits.
         regulariser: As on the command line: maxgain=2+dropout.
-        network: The name of a network, or a function that makes one.
+        network: The name of a network, or a function that makes one from an image's shape and the number of classes;
+            without it mlp, or the recipe's own.
         out: The run's folder; a run in it goes on where it was.
         device: cpu, cuda, or auto.
         **settings: Fields of a recipe: epochs, learning_rate, batch_size, optimiser, seed, ...
     """
-    with _known(network) as name:
-        recipe = _recipe(data, name, regulariser, settings)
-        return perform(recipe, Place(Path(out), device=device), data, resume=True)
+    with _asked_in_python(), _recipe(data, network, regulariser, settings) as recipe:
+        place = _place(data, out, device)
+        return Trained(perform(recipe, place, place.load_data(recipe), resume=True))
 
 
 def tune(
-    data: Dataset,
+    data: Data,
     regulariser: str = "maxgain",
     *,
-    grid: Sequence[str] = (),
-    network: Network = "mlp",
+    grid: str | Sequence[str] = (),
+    trials: int | None = None,
+    network: Network | None = None,
     out: str | Path,
     device: str = "auto",
+    tell: Tell = lambda sentence: None,
     **settings: Any,
-) -> dict[str, Any]:
-    """Choose the numbers that a regulariser leaves open on the validation part, and return what was chosen.
+) -> Tuned:
+    """Choose the numbers that a regulariser leaves open on the validation part; `print` shows what was tried.
 
     Args:
-        data: What to train on: see `dataset`. Its test part is not looked at.
+        data: What to train on: see `dataset`; or the name of a recipe. Its test part is not looked at.
         regulariser: What to tune: maxgain, or maxgain+dropout.
-        grid: Values to try, as gamma=1.25:3:0.25; without it, a few over the usual range.
+        grid: Values to try, as gamma=1.25:3:0.25; several are multiplied.
+        trials: Without a grid, how many points TPE proposes: 30, unless it is said.
         network: The name of a network, or a function that makes one.
-        out: The search's folder.
+        out: The search's folder; a search in it goes on where it was.
         device: cpu, cuda, or auto.
+        tell: What to do with a sentence for each trial that begins: print, for example.
         **settings: Fields of a recipe: epochs, learning_rate, batch_size, optimiser, seed, ...
     """
-    grids = [Grid.parsed(text) for text in grid]
-    refuse_unused(grids, [regulariser])
-    space = within_budget(dimensions(regulariser, grids), BUDGET)
-    if not space:
-        raise RecipeError(f"{regulariser!r} leaves no number open to choose.")
-    folder, curve = Path(out), []
-    with _known(network) as name:
-        recipe = _recipe(data, name, regulariser, settings)
-        for point in points(space):
-            tried = replace(recipe, regulariser=filled(regulariser, point))
-            place = Place(folder, device=device, has_test=False).of(tried, data.without_test().fingerprint)
-            curve.append(_trial(tried, place, data.without_test()) | {"values": point})
-    chosen = best(curve)
-    write_json(folder / "curve.json", curve)
-    if chosen is None:
-        raise RunError(f"no trial came to an end, so nothing is chosen; {folder / 'curve.json'} says why.")
-    tuned = {
-        "recipe": data.name,
-        "asked": regulariser,
-        "regulariser": filled(regulariser, chosen["values"]),
-        "rule": RULE,
-        "config": to_json(replace(recipe, regulariser=filled(regulariser, chosen["values"]))),
-    } | chosen
-    write_json(folder / "tuned.json", tuned)
-    return tuned
+    with _asked_in_python(), _recipe(data, network, regulariser, settings) as recipe:
+        grids = [Grid.parsed(text) for text in _texts("grid", grid)]
+        if grids and trials is not None:
+            raise RecipeError("a grid has as many trials as values: leave out --trials or --grid.")
+        refuse_unused(grids, [regulariser])
+        place = _place(data, out, device)
+        search = searching.Search(
+            recipe=recipe,
+            space=dimensions(regulariser, grids),
+            folder=place.folder,
+            trials=None if grids else searching.TRIALS if trials is None else trials,
+            device=place.device,
+            own=place.own,
+        )
+        curve = searching.run(search, InTurn(), on_start=lambda tried: tell(f"tuning: {tried.regulariser}"))
+        return tuned.concluded(search, curve)
 
 
 def compare(
-    data: Dataset,
+    data: Data,
     regularisers: Sequence[str],
     *,
-    network: Network = "mlp",
+    folds: int | None = None,
+    seeds: int | None = None,
+    network: Network | None = None,
     out: str | Path,
-    seeds: int = 5,
     baseline: str | None = None,
+    contrasts: str | Sequence[str] = (),
+    tuned: bool = False,
+    budget: int | None = None,
+    grid: str | Sequence[str] = (),
+    rope: float | None = None,
+    decide_by: Literal["paired", "pooled"] = "paired",
+    hold_out: bool = False,
     device: str = "auto",
+    tell: Tell = lambda sentence: None,
     **settings: Any,
 ) -> Comparison:
-    """Train every regulariser with every seed, and test the paired differences of their test accuracies.
+    """Train every regulariser on every fold or with every seed, and test the paired differences of their accuracies.
 
     Args:
-        data: What to train on: see `dataset`.
-        regularisers: The rows, as on the command line.
+        data: What to train on: see `dataset`; or the name of a recipe.
+        regularisers: The rows, as on the command line: none, dropout, maxgain=2+dropout.
+        folds: On how many folds. Data of one's own are cut into as many for cross-validation, at least three, and
+            their test part is left alone.
+        seeds: With how many seeds, from `seed` on; with folds, on each of them.
         network: The name of a network, or a function that makes one.
         out: The comparison's folder; what is recorded there is not trained again.
-        seeds: How many, from `seed` on.
         baseline: What the others are tested against: the first, unless it is said.
+        contrasts: Test these pairs instead: maxgain+dropout:dropout; 'matched' stands for every X and maxgain+X.
+        tuned: First choose the numbers that a regulariser leaves open, on each fold's validation part.
+        budget: With `tuned`, how many runs to choose a row's numbers with: 9, unless it is said.
+        grid: With `tuned`, the values to try instead, as gamma=1.25:3:0.25.
+        rope: A difference below this many percentage points does not matter in practice.
+        decide_by: Which analysis verdicts follow: paired, or pooled over all rows.
+        hold_out: Train on the training part alone, and not on the validation part too.
         device: cpu, cuda, or auto.
+        tell: What to do with a sentence for each run that ends: print, for example.
         **settings: Fields of a recipe: epochs, learning_rate, batch_size, optimiser, seed, ...
     """
-    for regulariser in regularisers:
-        parse(regulariser)
-    against_what = baseline or next(iter(regularisers), "")
-    if against_what not in regularisers:
-        raise RecipeError(f"the baseline {against_what!r} is not one of {', '.join(regularisers)}.")
-    place = Place(Path(out), device=device)
-    with _known(network) as name, alone_in(place.folder, "comparison.json"):
-        recipe = _recipe(data, name, regularisers[0], {"train_on": "train+validation"} | settings)
-        pairing = work.seeds(recipe, seeds)
-        jobs = [replace(job, fingerprint=data.fingerprint) for job in work.plan(recipe, regularisers, pairing)]
-        question = Question(
-            recipe=recipe.name,
-            dataset=data.name,
-            over=pairing.over,
-            rows={row: tuple(job.planned for job in jobs if job.row == row) for row in regularisers},
-            contrasts=against(against_what, list(regularisers)),
-            train_on=recipe.train_on,
+    with _asked_in_python(), _recipe(data, network, None, settings) as recipe:
+        asked = Asked(
+            recipe=recipe,
+            regularisers=_texts("regularisers", regularisers),
+            folds=folds,
+            seeds=seeds,
+            baseline=baseline,
+            contrasts=_texts("contrasts", contrasts),
+            rope=rope,
+            decide_by=decide_by,
+            tuned=tuned,
+            budget=budget,
+            grid=_texts("grid", grid),
+            hold_out=hold_out,
         )
-        remember(place.folder, question)
-        for job in work.missing(jobs, records.read(place.results)):
-            work.run_recorded(job, place, data)
-        comparison = answer(question, records.read(place.results))
-        content = {"maxgain": maxgain.__version__} | sentences.to_json(comparison)
-        write_json(place.folder / "comparison.json", content)
-    return comparison
+        place = _place(data, out, device)
+        comparison = asking.answered(asked, place, _performing(tell))
+        asking.write(comparison, place)
+        return comparison
 
 
 def page(folder: str | Path, out: str | Path = "report.html") -> Path:
@@ -208,44 +187,75 @@ def page(folder: str | Path, out: str | Path = "report.html") -> Path:
         folder: What `out` named in one of the functions above, or a folder that holds several of such.
         out: The page.
     """
-    pages.write(Path(folder), Path(out))
-    return Path(out)
+    with _asked_in_python():
+        pages.write(_path(folder), _path(out))
+        return _path(out)
 
 
-def _recipe(data: Dataset, network: str, regulariser: str, settings: dict[str, Any]) -> Recipe:
-    usual: dict[str, Any] = {"optimiser": "adam", "learning_rate": 1e-3, "epochs": 30, "batch_size": 32}
-    try:
-        return Recipe(name=data.name, dataset=data.name, network=network, regulariser=regulariser, **usual | settings)
-    except TypeError as error:
-        raise RecipeError(f"a recipe cannot be made of these settings: {error}.") from error
+def _performing(tell: Tell) -> asking.Perform:
+    """Runs one after another, each told of as it ends."""
+
+    def perform_missing(title: str, jobs: Sequence[Job], place: Place) -> None:
+        missing = work.missing(jobs, records.read(place.results))
+        ended = 0
+
+        def on_done(job: Job, record: Record) -> None:
+            nonlocal ended
+            ended += 1
+            how = "failed" if record["status"] == "failed" else "done"
+            tell(f"{title}: {ended} of {counted(len(missing), 'run')}, {job.called}: {how}")
+
+        work.perform_all(missing, place, InTurn(), on_done)
+
+    return perform_missing
 
 
 @contextmanager
-def _known(network: Network) -> Iterator[str]:
-    """The network's name; a function is in the table of networks for as long as it is needed."""
-    if isinstance(network, str):
-        yield network
-        return
+def _recipe(data: Data, network: Network | None, regulariser: str | None, settings: dict[str, Any]) -> Iterator[Recipe]:
+    """What is trained, with a network of one's own among those that recipes can name."""
+    if isinstance(data, str):
+        own, recipe = None, recipe_named(data)
+    elif isinstance(data, Dataset):
+        usual: dict[str, Any] = {"optimiser": "adam", "learning_rate": 1e-3, "epochs": 30, "batch_size": 32}
+        own, recipe = data, Recipe(name=data.name, dataset=data.name, network="mlp", **usual)
+    else:
+        raise RecipeError(f"data must be what `dataset` makes or the name of a recipe, not {type(data).__name__}.")
+    with known(recipe.network if network is None else network, own) as name:
+        named = {"network": name} | ({} if regulariser is None else {"regulariser": regulariser})
+        try:
+            asked = replace(recipe, **named | settings)
+        except TypeError as error:
+            raise RecipeError(f"a recipe cannot be made of these settings: {clause(error)}.") from error
+        yield asked
 
-    def build(shape: Any, classes: int, *, batchnorm: bool = False, dropout: Any = None) -> nn.Module:
-        if batchnorm or dropout:
-            raise RecipeError("a network of your own has the batch norm and the dropout that it has: leave them out.")
-        return network(shape, classes)
 
-    name = getattr(network, "__name__", type(network).__name__)
-    if name in NETWORKS:
-        raise RecipeError(f"there is a network {name!r} already: give yours another name.")
-    NETWORKS[name] = build  # type: ignore[assignment]
+def _place(data: Data, out: str | Path, device: str) -> Place:
+    if not isinstance(device, str):
+        raise RecipeError(f"device must be cpu, cuda or auto, not {device!r:.60}.")
+    return Place(_path(out), device=device, own=data if isinstance(data, Dataset) else None)
+
+
+def _path(given: str | Path) -> Path:
+    if not isinstance(given, str | Path) or not str(given):
+        raise RecipeError(f"a folder or a file is named by a text or a Path, not by {given!r:.60}.")
+    return Path(given)
+
+
+def _texts(name: str, given: str | Iterable[str]) -> tuple[str, ...]:
+    """One text or several, as a tuple."""
+    texts = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(text, str) for text in texts):
+        raise RecipeError(f"{name} must be texts, such as ['none', 'maxgain=2'], not {given!r:.60}.")
+    return texts
+
+
+@contextmanager
+def _asked_in_python() -> Iterator[None]:
+    """Errors name arguments and not flags, and Ctrl-C is Python's own again once a run is saved."""
     try:
-        yield name
-    finally:
-        del NETWORKS[name]
-
-
-def _trial(recipe: Recipe, place: Place, data: Dataset) -> Trial:
-    try:
-        result = perform(recipe, place, data, resume=True)
-    except RunError as error:
-        return {"status": "failed", "error": str(error)}
-    names = (f"{part}_{what}" for part in ("train", "validation") for what in ("accuracy", "loss"))
-    return {"status": "complete", "epochs": recipe.epochs} | {name: score(result, name) for name in names}
+        yield
+    except Interrupted as interruption:
+        raise KeyboardInterrupt(f"{interruption} is saved: the same call goes on with it") from None
+    except MaxGainError as error:
+        text = re.sub(r"--([a-z][a-z-]*)", lambda flag: flag[1].replace("-", "_"), str(error))
+        raise type(error)(text) from error

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from maxgain.errors import RunError
+from maxgain.errors import DataError, RunError
 
 from .capture import Speed
 from .data import table as datasets
-from .data.splits import Dataset
+from .data.splits import Dataset, cross_validated
 from .recipes import Recipe, run_key, run_name
 
 
@@ -31,6 +31,8 @@ class Place:
     """Whether runs here have a test part to be scored on; those on which something is chosen have none."""
     records: Path | None = None
     """The folder of the records, if it is not in the folder itself."""
+    own: Dataset | None = field(default=None, repr=False, compare=False)
+    """The data set itself, where it is none of the table's: see `own.dataset`."""
 
     @property
     def results(self) -> Path:
@@ -49,8 +51,21 @@ class Place:
 
     def load_data(self, recipe: Recipe, load: Callable[..., Dataset] = datasets.load) -> Dataset:
         """The data set that a recipe asks for; `load` may know it already."""
-        dataset = load(recipe.dataset, self.data, recipe.fold, recipe.image_size, recipe.cross_validation)
+        if self.own is not None:
+            dataset = _cut(self.own, recipe)
+        else:
+            dataset = load(recipe.dataset, self.data, recipe.fold, recipe.image_size, recipe.cross_validation)
         return dataset if self.has_test else dataset.without_test()
+
+
+def _cut(own: Dataset, recipe: Recipe) -> Dataset:
+    if recipe.image_size is not None:
+        raise DataError(f"{own.name} has images of one size, so {recipe.image_size} cannot be chosen.")
+    if recipe.cross_validation is not None:
+        return cross_validated(own, recipe.fold, recipe.cross_validation)
+    if recipe.fold is not None:
+        raise DataError(f"{own.name} has no folds, so fold {recipe.fold} cannot be had.")
+    return own
 
 
 def chosen_device(name: str) -> torch.device:

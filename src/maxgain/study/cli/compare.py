@@ -4,37 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import tyro
 
-import maxgain
-from maxgain.errors import RecipeError, RunError
+from maxgain.errors import RunError
 
+from ..comparing import asking, records, sentences
 from ..comparing import jobs as work
-from ..comparing import records, sentences, tuning_rule
-from ..comparing.comparison import Comparison, compare
+from ..comparing.asking import COMPARISON, Asked
+from ..comparing.comparison import Comparison
 from ..comparing.engine import Engine, Here, Name, engine_for
-from ..comparing.jobs import Job, Pairing
-from ..comparing.question import FILE as ASKED
-from ..comparing.question import Question, against, contrasts, remember
+from ..comparing.jobs import Job
 from ..comparing.records import Record
 from ..comparing.shards import Shard
 from ..comparing.shown import tables
-from ..files import write_json
-from ..limits import expect_count
 from ..locks import alone_in
-from ..recipes import Recipe, recipe_named
-from ..regularisers import parse, settled, spelt, with_gamma
+from ..recipes import Recipe
 from ..runs import Place
 from ..wording import counted
 from .parts import end_of_part
 from .patience import warn_of_many
 from .terminal import Common, DataFolder, Screen, typed
 
-COMPARISON = "comparison.json"
 EXAMPLES = {
     "maxgain compare digits --regularisers none dropout maxgain --folds 10": "minutes on a CPU, nothing to download",
     "maxgain compare digits --regularisers none maxgain --folds 10 --tuned": "numbers chosen on each fold first",
@@ -109,6 +104,11 @@ class Options(Common):
     device: str = "auto"
     """cpu, cuda, or auto: a GPU where there is one"""
 
+    @property
+    def asked(self) -> Asked:
+        """What is to be compared, whoever asks."""
+        return Asked(**{field.name: getattr(self, field.name) for field in fields(Asked)})
+
 
 def run(options: Options, screen: Screen) -> dict[str, Any]:
     """Train what is missing, show the comparison, and say how to make a page of it."""
@@ -125,40 +125,31 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
 
 def _part(options: Options, screen: Screen) -> dict[str, Any]:
     """Train one part of the runs; what they show can be said when all parts are together."""
-    shard = Shard.parsed(options.shard or "")
-    _refuse_nonsense(options)
-    names = with_gamma(options.regularisers, options.gamma)
-    _refuse_doubles(names, tuned=options.tuned)
-    recipe = replace(options.recipe, train_on="train" if options.hold_out else "train+validation")
-    grids = [tuning_rule.Grid.parsed(text) for text in options.grid]
-    tuning_rule.refuse_unused(grids, names)
+    shard, asked = Shard.parsed(options.shard or ""), options.asked
     # What is chosen together is trained together, so that no part needs to know another.
     chosen_on = (lambda job: (job.row, job.recipe.fold)) if options.tuned else (lambda job: job.recipe)
-    jobs = shard.of(work.plan(recipe, names, _pairing(options, recipe)), chosen_on)
-    place = Place(options.out or Path(f"compare-{recipe.name}-{shard.number}"), options.data, options.device)
-    with _engine(options) as engine, alone_in(place.folder, COMPARISON, ASKED):
+    jobs = shard.of(asked.jobs(), chosen_on)
+    place = Place(options.out or Path(f"compare-{options.recipe.name}-{shard.number}"), options.data, options.device)
+    with _engine(options) as engine, alone_in(place.folder, *asking.FILES):
+        perform = partial(_perform, engine=engine, screen=screen)
         jobs = work.identified(jobs, place)
-        if options.tuned and jobs:
-            tuning = work.plan_tuning(jobs, grids, options.budget or tuning_rule.BUDGET)
-            tuning = work.identified(tuning, place.for_tuning)
-            if tuning:
-                _perform("tuning", tuning, place.for_tuning, engine, screen)
-                jobs = work.tuned(jobs, tuning, records.read(place.for_tuning.results))
+        if tuning := work.identified(asked.tuning(jobs), place.for_tuning):
+            perform("tuning", tuning, place.for_tuning)
+            jobs = work.tuned(jobs, tuning, records.read(place.for_tuning.results))
         if jobs:
-            _perform(f"part {options.shard}", jobs, place, engine, screen)
+            perform(f"part {options.shard}", jobs, place)
         done = len(jobs) - len(work.missing(jobs, records.read(place.results)))
     return end_of_part(str(options.shard), place.folder, len(jobs), done, screen)
 
 
 def conclude(comparison: Comparison, place: Place, screen: Screen) -> dict[str, Any]:
     """Show the comparison, and write it into comparison.json in its folder; refuse to end well if nothing succeeded."""
-    content = sentences.to_json(comparison)
-    write_json(place.folder / COMPARISON, {"maxgain": maxgain.__version__} | content)
+    asking.write(comparison, place)
     show(comparison, screen)
     if not comparison.runs:
         first = comparison.failures[0]
         raise RunError(f"no run succeeded, so there is nothing to compare; the first, of {first.row}: {first.error}")
-    return content
+    return sentences.to_json(comparison)
 
 
 def show_gaps(comparison: Comparison, screen: Screen) -> None:
@@ -169,93 +160,14 @@ def show_gaps(comparison: Comparison, screen: Screen) -> None:
 
 def compared(options: Options, screen: Screen) -> tuple[Comparison, Place]:
     """The comparison that was asked for, after training what it needs; and where it is kept."""
-    _refuse_nonsense(options)
-    asked = _contrasts(options)
-    names = with_gamma(options.regularisers, options.gamma)
-    _refuse_doubles(names, tuned=options.tuned)
-    named = dict(zip(options.regularisers, names, strict=True))
-    recipe = replace(options.recipe, train_on="train" if options.hold_out else "train+validation")
-    pairing = _pairing(options, recipe)
-    place = Place(options.out or Path(f"compare-{recipe.name}"), options.data, options.device)
-    grids = [tuning_rule.Grid.parsed(text) for text in options.grid]
-    tuning_rule.refuse_unused(grids, names)
-    jobs = work.plan(recipe, names, pairing)
-    tuning = work.plan_tuning(jobs, grids, options.budget or tuning_rule.BUDGET) if options.tuned else []
-    with _engine(options) as engine, alone_in(place.folder, COMPARISON, ASKED):
-        jobs, tuning = work.identified(jobs, place), work.identified(tuning, place.for_tuning)
-        validation_images = None
-        if tuning:
-            _perform("tuning", tuning, place.for_tuning, engine, screen)
-            known = records.read(place.for_tuning.results)
-            validation_images = next((run["validation_images"] for run in known.runs), None)
-            jobs = work.tuned(jobs, tuning, known)
-        question = Question(
-            recipe=recipe.name,
-            dataset=recipe.dataset,
-            over=pairing.over,
-            rows={name: tuple(job.planned for job in jobs if job.row == name) for name in names},
-            contrasts=tuple((named[first], named[second]) for first, second in asked),
-            train_on=recipe.train_on,
-            cross_validation=pairing.cross_validation,
-            decide_by=options.decide_by,
-            rope=None if options.rope is None else options.rope / 100,
-            tuning_runs=work.tuning_runs(tuning),
-            validation_images=validation_images,
-        )
-        remember(place.folder, question)
-        _perform("comparing", jobs, place, engine, screen)
-        found = records.read(place.results)
-        return compare(question, found, found.correct), place
-
-
-def _refuse_nonsense(options: Options) -> None:
-    if not options.regularisers:
-        raise RecipeError("'maxgain compare' needs --regularisers, such as: none dropout maxgain.")
-    if options.baseline is not None and options.baseline not in options.regularisers:
-        raise RecipeError(f"the baseline {options.baseline!r} is not one of {', '.join(options.regularisers)}.")
-    if options.baseline is not None and options.contrasts:
-        raise RecipeError("--contrasts say what is tested against what: leave out --baseline.")
-    if options.folds is None and options.seeds is None:
-        raise RecipeError("'maxgain compare' needs --folds or --seeds, or both, and how many.")
-    if options.folds is not None and options.recipe.fold != recipe_named(options.recipe.name).fold:
-        raise RecipeError("--folds goes through the folds from 0 on: leave out --fold.")
-    if options.rope is not None and not 0 < options.rope < 100:
-        raise RecipeError(f"--rope must be a number of percentage points between 0 and 100, not {options.rope:g}.")
-    _refuse_useless_tuning(options)
-
-
-def _refuse_doubles(regularisers: Sequence[str], *, tuned: bool) -> None:
-    """Refuse two names for the same runs; a number that is chosen by tuning is not the default."""
-    spelling = {name: spelt(parse(name) if tuned else settled(name)) for name in regularisers}
-    for place, name in enumerate(regularisers):
-        if other := next((other for other in regularisers[:place] if spelling[other] == spelling[name]), None):
-            raise RecipeError(f"{other} and {name} are the same regulariser: leave one of them out.")
-
-
-def _refuse_useless_tuning(options: Options) -> None:
-    for flag, given in (("--grid", options.grid), ("--budget", options.budget is not None)):
-        if given and not options.tuned:
-            raise RecipeError(f"{flag} says what --tuned tries: it needs --tuned.")
-    if options.budget is not None and options.grid:
-        raise RecipeError("a grid has as many runs as values: leave out --budget or --grid.")
-    if options.budget is not None:
-        expect_count("--budget", options.budget)
-
-
-def _pairing(options: Options, recipe: Recipe) -> Pairing:
-    if options.folds is None:
-        return work.seeds(recipe, options.seeds or 0)
-    return work.folds(recipe, options.folds, 1 if options.seeds is None else options.seeds)
+    asked = options.asked
+    place = Place(options.out or Path(f"compare-{options.recipe.name}"), options.data, options.device)
+    with _engine(options) as engine:
+        return asking.answered(asked, place, partial(_perform, engine=engine, screen=screen)), place
 
 
 def _engine(options: Options) -> AbstractContextManager[Engine]:
     return engine_for(options.engine, options.address, options.jobs, options.per_gpu, options.device)
-
-
-def _contrasts(options: Options) -> tuple[tuple[str, str], ...]:
-    if options.contrasts:
-        return contrasts(options.contrasts, options.regularisers)
-    return against(options.baseline or options.regularisers[0], options.regularisers)
 
 
 def _perform(title: str, jobs: Sequence[Job], place: Place, engine: Engine, screen: Screen) -> None:
@@ -271,19 +183,12 @@ def _perform(title: str, jobs: Sequence[Job], place: Place, engine: Engine, scre
         runs = progress.many(title, len(jobs), recorded)
 
         def on_start(job: Job) -> None:
-            runs.began(_called(job), place.of(job.recipe, job.fingerprint).folder, job.recipe.epochs)
+            runs.began(job.called, place.of(job.recipe, job.fingerprint).folder, job.recipe.epochs)
 
         def on_done(job: Job, record: Record) -> None:
-            runs.ended(_called(job), failed=record["status"] == "failed")
+            runs.ended(job.called, failed=record["status"] == "failed")
 
         work.perform_all(missing, place, engine, on_done, on_start)
-
-
-def _called(job: Job) -> str:
-    """What people call a run that they see running."""
-    recipe = job.recipe
-    fold = "" if recipe.fold is None else f", fold {recipe.fold}"
-    return f"{recipe.regulariser}{fold}, seed {recipe.seed}"
 
 
 def show(comparison: Comparison, screen: Screen) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from ..regularisers import spelt, with_gamma
 from ..run_files import CONFIG, FILES, read_begun
 from ..runs import Place, Watcher, perform
 from ..schema import Metrics, Result, score
-from ..tables import Column, Table
+from ..trained import largest, scores_table
 from ..training import Training
 from ..wording import counted
 from .patience import warn_of_one
@@ -155,38 +154,11 @@ def progress_watcher(progress: Progress, recipe: Recipe) -> Watcher:
             f"loss {line['train_loss']:.3f}",
             f"train {line['train_accuracy']:.1%}",
             *([] if held_out is None else [f"held out {held_out:.1%}"]),
-            f"gain {_largest(line['max_gain'], '.4g')}",
+            f"gain {largest(line['max_gain'], '.4g')}",
         ]
         progress.update(task, status=", ".join(parts))
 
     return Watcher(started, stepped, epoch_done)
-
-
-def scores_table(result: Result) -> Table:
-    """Loss and accuracy on each part of the data."""
-    scores = {
-        part: (score(result, f"{part}_accuracy"), score(result, f"{part}_loss"))
-        for part in ("train", "validation", "test")
-    }
-    return Table(
-        f"{result['recipe']}, {result['regulariser']}, {result['seconds']:.0f} s on {result['device']}",
-        (Column("part"), Column("accuracy"), Column("loss (nats)"), Column("largest gain", spare=1)),
-        tuple(
-            (
-                part,
-                f"{accuracy:.2%}",
-                f"{math.nan if loss is None else loss:.4f}",
-                _largest(result["max_gain"].get(part, {}), ".3f") or None,
-            )
-            for part, (accuracy, loss) in scores.items()
-            if accuracy is not None
-        ),
-    )
-
-
-def _largest(gains: Mapping[str, float | None], form: str) -> str:
-    known = [gain for gain in gains.values() if gain is not None]
-    return format(max(known), form) if known else ""
 
 
 def _resumption(options: Options, screen: Screen) -> Watcher:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import tyro
 
-from maxgain.errors import RecipeError, RunError
+from maxgain.errors import RecipeError
 
 from ..comparing import tune
 from ..comparing.engine import Engine, Here, Name, engine_for
 from ..comparing.shards import Shard
-from ..comparing.tuning_rule import RULE, Grid, Point, Trial, best, dimensions, refuse_unused, worth
+from ..comparing.tuned import concluded, table
+from ..comparing.tuning_rule import Grid, Point, Trial, best, dimensions, refuse_unused
 from ..comparing.workers import data_for
 from ..files import write_json
-from ..recipes import Recipe, to_json
+from ..recipes import Recipe
 from ..regularisers import with_gamma
 from ..report import figures
-from ..tables import Column, Table
 from ..wording import counted
 from .parts import end_of_part
 from .patience import warn_of_many
@@ -31,8 +30,6 @@ EXAMPLES = {
     "maxgain tune digits --regulariser maxgain --grid gamma=1.25:3:0.25": "a few minutes on a CPU",
     "maxgain tune digits --regulariser maxgain+dropout --trials 20": "two numbers at once, proposed by TPE",
 }
-
-TRIALS = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,26 +83,21 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
         write_json(search.folder / tune.CURVE, curve)
         done = sum(row["status"] == "complete" for row in curve)
         return end_of_part(options.shard, search.folder, search.size, done, screen)
-    chosen = best(curve)
-    write_json(search.folder / tune.CURVE, curve)
-    screen.show(_table(curve, search, chosen))
-    if chosen is None:
-        raise RunError(f"no trial came to an end, so nothing is chosen; {search.folder / tune.CURVE} says why.")
-    tuned = _tuned(search, curve, chosen)
-    write_json(search.folder / tune.TUNED, tuned)
+    screen.show(table(search, curve))
+    tuned = concluded(search, curve)
     labels = {dimension.regulariser: dimension.parameter for dimension in search.space}
-    paths = figures.save(figures.tuning_curve(curve, labels, chosen["values"]), search.folder, "curve")
-    screen.show(f"chosen: {tuned['regulariser']} ({RULE}); {worth(chosen, curve)}")
+    paths = figures.save(figures.tuning_curve(curve, labels, tuned.chosen["values"]), search.folder, "curve")
+    screen.show(tuned.outcome)
     files = [search.folder / tune.TUNED, search.folder / tune.CURVE, *paths]
     page = search.folder / "report.html"
     screen.end(
         files,
         {
-            typed("train", search.recipe.name, "--regulariser", tuned["regulariser"]): "train with what was chosen",
+            typed("train", search.recipe.name, "--regulariser", tuned.regulariser): "train with what was chosen",
             typed("report", search.folder, "--out", page): "a page of what was tried",
         },
     )
-    return tuned
+    return tuned.to_json()
 
 
 def _search(options: Options) -> tune.Search:
@@ -121,7 +113,7 @@ def _search(options: Options) -> tune.Search:
         recipe=recipe,
         space=dimensions(recipe.regulariser, grids),
         folder=options.out or Path(f"tune-{recipe.name}-{recipe.regulariser}{part}"),
-        trials=None if grids else TRIALS if options.trials is None else options.trials,
+        trials=None if grids else tune.TRIALS if options.trials is None else options.trials,
         data=options.data,
         device=options.device,
         storage=options.storage,
@@ -150,56 +142,6 @@ def _watched(search: tune.Search, engine: Engine, progress: Bars) -> list[Trial]
         runs.began(recipe.regulariser, place.of(recipe, data_for(recipe, place).fingerprint).folder, recipe.epochs)
 
     return tune.run(search, engine, on_change, on_start, lambda recipe: runs.ended(recipe.regulariser))
-
-
-def _tuned(search: tune.Search, curve: list[Trial], chosen: Trial) -> dict[str, Any]:
-    counts = Counter(row["status"] for row in curve)
-    scores = {name: value for name, value in chosen.items() if name.endswith(("_accuracy", "_loss"))}
-    return {
-        "recipe": search.recipe.name,
-        "asked": search.recipe.regulariser,
-        "regulariser": search.recipe_at(chosen["values"]).regulariser,
-        "values": chosen["values"],
-        **scores,
-        "validation_images": chosen["validation_images"],
-        "trials": {status: counts[status] for status in ("complete", "pruned", "failed")},
-        "rule": RULE,
-        "config": to_json(search.recipe_at(chosen["values"])),
-    }
-
-
-def _table(curve: list[Trial], search: tune.Search, chosen: Trial | None) -> Table:
-    return Table(
-        f"{search.recipe.name}, {search.recipe.regulariser}: chosen on the validation part",
-        (
-            *(Column(f"{dimension.regulariser} {dimension.parameter}") for dimension in search.space),
-            Column("validation accuracy"),
-            Column("validation loss", spare=1),
-            Column("train accuracy", spare=2),
-            Column("train loss", spare=3),
-            Column("", spare=0),
-        ),
-        tuple(
-            (
-                *row["values"].values(),
-                _percent(row.get("validation_accuracy")),
-                _nats(row.get("validation_loss")),
-                _percent(row.get("train_accuracy")),
-                _nats(row.get("train_loss")),
-                "chosen" if row is chosen else "" if row["status"] == "complete" else row["status"],
-            )
-            for row in curve
-        ),
-        bold=frozenset(number for number, row in enumerate(curve) if row is chosen),
-    )
-
-
-def _percent(fraction: float | None) -> str | None:
-    return None if fraction is None else f"{fraction:.2%}"
-
-
-def _nats(loss: float | None) -> str | None:
-    return None if loss is None else f"{loss:.4f}"
 
 
 def _spelt(values: Point) -> str:

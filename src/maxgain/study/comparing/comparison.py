@@ -108,7 +108,7 @@ class Cell:
     p_value: float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """What the records answer to a question."""
 
@@ -124,6 +124,9 @@ class Comparison:
     """The accuracy of guessing, which failed runs count as in `failures_as_chance`."""
     notes: tuple[str, ...] = ()
     """What a reader has to know: about the data, and about records that were left out."""
+
+    def __repr__(self) -> str:
+        return f"<comparison of {', '.join(row.label for row in self.rows)} on {self.question.dataset}>"
 
     def __str__(self) -> str:
         """Tables of the rows and the contrasts, and the outcome in words."""

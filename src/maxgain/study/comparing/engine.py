@@ -1,4 +1,4 @@
-"""Where many runs are trained: in processes of this machine, or on the nodes of a Ray cluster.
+"""Where many runs are trained: in processes of this machine, in this process, or on the nodes of a Ray cluster.
 
 An engine decides where a run is trained and how many are trained at a time. What is trained, recorded and chosen is the
 business of those who use it, and the same for every engine. So the records of all engines are equal.
@@ -60,6 +60,25 @@ class Here:
     ) -> Generator[tuple[Job, Outcome], None, None]:
         """See `Engine`."""
         return side_by_side(work, jobs, min(self.at_once, at_most), self.device)
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """This process, one run after another: it alone knows a network that it was given as a function."""
+
+    at_once: int = 1
+
+    @property
+    def perform(self) -> Callable[..., Result]:
+        """See `Engine`."""
+        return perform
+
+    def each(
+        self, work: Callable[[Job], Outcome], jobs: Iterable[Job], at_most: int
+    ) -> Generator[tuple[Job, Outcome], None, None]:
+        """See `Engine`."""
+        for job in jobs:
+            yield job, work(job)
 
 
 @contextmanager

@@ -74,8 +74,15 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What the run is called by people."""
+        """What the run is called by people, who also find its folder by it."""
         return run_name(self.recipe)
+
+    @property
+    def called(self) -> str:
+        """What people call it who see it running, among others of its recipe."""
+        recipe = self.recipe
+        fold = "" if recipe.fold is None else f", fold {recipe.fold}"
+        return f"{recipe.regulariser}{fold}, seed {recipe.seed}"
 
     @property
     def planned(self) -> Planned:

@@ -14,7 +14,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypedDict
@@ -25,6 +25,7 @@ from optuna.trial import FrozenTrial, TrialState
 from maxgain.errors import MaxGainError, RecipeError, RegulariserError, RunError
 
 from .. import reading
+from ..data.splits import Dataset
 from ..files import write_text
 from ..limits import expect_count
 from ..lines import end_last_line
@@ -41,6 +42,8 @@ from .tuning_rule import Dimension, Point, Trial, points, rounded
 from .workers import CHECKPOINT_SECONDS, data_for, tell_of_each
 
 JOURNAL, SEARCHER, CURVE, TUNED = "journal.log", "searcher.txt", "curve.json", "tuned.json"
+TRIALS = 30
+"""How many points TPE proposes where nobody says how many."""
 FILES = (JOURNAL, SEARCHER, CURVE, TUNED, "curve.png", "curve.svg", "runs")
 
 
@@ -59,6 +62,8 @@ class Search:
     """An optuna storage URL; None for a journal in the folder."""
     shard: Shard | None = None
     """Which part of a grid's points to try; None for all of them."""
+    own: Dataset | None = field(default=None, repr=False, compare=False)
+    """The data set itself, where it is none of the table's."""
 
     def __post_init__(self) -> None:
         if not self.space:
@@ -80,15 +85,16 @@ class Search:
 
     @property
     def name(self) -> str:
-        """The study's name, which another recipe or another kind of search does not share."""
+        """The study's name, which another recipe, another kind of search or other data of one's own do not share."""
         kind = "grid" if self.trials is None else "tpe"
         tuned = "+".join(dimension.regulariser for dimension in self.space)
-        return f"{self.recipe.name}-{self.recipe.regulariser}-{kind}-{tuned}-{key(self.recipe)}"
+        own = "" if self.own is None else f"-{self.own.fingerprint[:16]}"
+        return f"{self.recipe.name}-{self.recipe.regulariser}-{kind}-{tuned}-{key(self.recipe)}{own}"
 
     @property
     def place(self) -> Place:
         """Where its runs are, none of which has a test part."""
-        return Place(self.folder, self.data, self.device, CHECKPOINT_SECONDS, has_test=False)
+        return Place(self.folder, self.data, self.device, CHECKPOINT_SECONDS, has_test=False, own=self.own)
 
     @property
     def grid(self) -> list[Point]:

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from maxgain.errors import DataError
+
 Bytes = NDArray[np.uint8]
 
 
@@ -50,7 +52,7 @@ class Split:
         return Split(torch.cat([self.images, other.images]), torch.cat([self.labels, other.labels]))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Dataset:
     """A data set, or one fold of it, in three parts that share no image."""
 
@@ -63,6 +65,14 @@ class Dataset:
     folds: int = 1  # how many disjoint folds the data set has
     note: str = ""  # what a reader of results made with this copy of it has to know
 
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{len(part):,} {name}" for name, part in self._parts)
+        return f"<{self.name}: images of {self.shape} in {len(self.classes)} classes: {sizes}>"
+
+    @property
+    def _parts(self) -> tuple[tuple[str, Split], ...]:
+        return ("train", self.train), ("validation", self.validation), ("test", self.test)
+
     @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of an image."""
@@ -73,7 +83,7 @@ class Dataset:
     def fingerprint(self) -> str:
         """SHA-256 over the images and labels of each part: data with another one are other data."""
         digest = hashlib.sha256(f"{len(self.classes)} classes".encode())
-        for name, part in (("train", self.train), ("validation", self.validation), ("test", self.test)):
+        for name, part in self._parts:
             digest.update(f" {name} {tuple(part.images.shape)} ".encode())
             digest.update(part.images.contiguous().numpy().data)
             digest.update(part.labels.numpy().astype("<i8").data)
@@ -84,11 +94,14 @@ class Dataset:
         return replace(self, test=self.test[:0])
 
 
-def cross_validated(dataset: Dataset, fold: int, folds: int) -> Dataset:
+def cross_validated(dataset: Dataset, fold: int | None, folds: int) -> Dataset:
     """One of `folds` ways to cut the training and validation part, to be tested on one fold of it.
 
     The next fold is for validation and all others are for training. The data set's own test part takes no part in it.
     """
+    fold = expect_fold(fold, folds)
+    if len(dataset.train) + len(dataset.validation) < folds:
+        raise DataError(f"{dataset.name} has too few images for {folds}-fold cross-validation.")
     pool = dataset.train.join(dataset.validation)
     order = stratified_order(pool.labels.numpy(), seed=0)
     parts = cut(order, *(number / folds for number in range(1, folds)))
@@ -96,6 +109,13 @@ def cross_validated(dataset: Dataset, fold: int, folds: int) -> Dataset:
     rest = np.concatenate([part for number, part in enumerate(parts) if number not in (fold, following)])
     train, validation, test = (pool.take(part) for part in (rest, parts[following], parts[fold]))
     return replace(dataset, train=train, validation=validation, test=test, fold=fold)
+
+
+def expect_fold(fold: int | None, folds: int) -> int:
+    """The fold, refused if there is none of that number."""
+    if fold is None or not 0 <= fold < folds:
+        raise DataError(f"{folds}-fold cross-validation has no fold {fold}.")
+    return fold
 
 
 def stratified_order(labels: NDArray[Any], seed: int) -> NDArray[np.intp]:

@@ -14,7 +14,7 @@ from ..wording import clause, unknown
 from . import formats as readers
 from .download import Download
 from .layouts import Description, Digits, Folder, Folds, Released, Source
-from .splits import Dataset, Split, cross_validated
+from .splits import Dataset, Split, cross_validated, expect_fold
 
 __all__ = ["DATASETS", "Dataset", "Description", "Split", "check", "data_root", "describe", "fetch", "load"]
 
@@ -35,12 +35,8 @@ def load(
     if cross_validation is not None:
         if source.folds > 1:
             raise DataError(f"{name} has {source.folds} disjoint folds, which are better than cross-validation.")
-        if fold is None or not 0 <= fold < cross_validation:
-            raise DataError(f"{cross_validation}-fold cross-validation has no fold {fold}.")
-        whole = load(name, root, size=size)
-        if len(whole.train) + len(whole.validation) < cross_validation:
-            raise DataError(f"{name} has too few images for {cross_validation}-fold cross-validation.")
-        return cross_validated(whole, fold, cross_validation)
+        expect_fold(fold, cross_validation)
+        return cross_validated(load(name, root, size=size), fold, cross_validation)
     if fold is not None and not 0 <= fold < source.folds:
         has = f"folds 0 to {source.folds - 1}" if source.folds > 1 else "no folds"
         raise DataError(f"{name} has {has}, so fold {fold} cannot be had.")

@@ -1,0 +1,197 @@
+"""Data and networks of one's own, as the study knows them."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from maxgain.errors import DataError, RecipeError
+
+from .data.splits import Dataset, Split, cut, stratified_order
+from .data.table import DATASETS
+from .models import NETWORKS, Shape
+from .wording import clause, is_text
+
+Network = str | Callable[..., nn.Module]
+"""A name that 'maxgain list networks' shows, or a function from the images' shape and the number of classes.
+
+To be trained with batchnorm or dropout too, the function takes them by these names: `batchnorm`, whether there is to be
+any, and `dropout`, None or a function from a rate to a layer.
+"""
+Part = Any
+"""Images with labels: a pair (images, labels), or a data set of torch, whose items are such pairs."""
+
+LONGEST_NAME = 60
+HELD_OUT = 0.2
+"""The share of the training images that becomes the validation part, where there is none."""
+
+
+def dataset(
+    name: str,
+    train: Part,
+    test: Part,
+    validation: Part | None = None,
+    classes: Sequence[str] | None = None,
+) -> Dataset:
+    """A data set of one's own: bytes from 0 to 255 or numbers from 0 to 1, and labels from 0 on.
+
+    Each part is a pair of tensors or arrays, images (N, C, H, W) and labels (N), or a `torch.utils.data.Dataset` whose
+    items are an image, as a tensor (C, H, W) or from Pillow, and its label. Images are kept as bytes.
+
+    Args:
+        name: What it is called in records and on pages.
+        train: What networks are trained on.
+        test: What runs are scored on, and nothing is chosen on.
+        validation: What numbers are chosen on; final runs are trained on it too. Without it, a fifth of `train`.
+        classes: The names of the classes; without them they are numbered.
+    """
+    _expect_name(name)
+    parts = {"train": _split("train", train), "test": _split("test", test)}
+    if validation is not None:
+        parts["validation"] = _split("validation", validation)
+    else:
+        rest, held_out = cut(stratified_order(parts["train"].labels.numpy(), seed=0), 1 - HELD_OUT)
+        parts |= {"train": parts["train"].take(rest), "validation": parts["train"].take(held_out)}
+    _expect_alike(parts)
+    most = max(int(part.labels.max()) for part in parts.values())
+    named = tuple(map(str, range(most + 1))) if classes is None else tuple(map(str, classes))
+    if most >= len(named):
+        raise DataError(f"there is a label {most}, but only {len(named)} classes, counted from 0.")
+    return Dataset(name, parts["train"], parts["validation"], parts["test"], named)
+
+
+@contextmanager
+def known(network: Network, data: Dataset | None) -> Iterator[str]:
+    """The network's name; a function is in the table of networks for as long as it is needed.
+
+    Its name holds what its network is made of, so that no run is taken for one of another network.
+    """
+    if isinstance(network, str):
+        yield network
+        return
+    if data is None:
+        raise RecipeError("a network of your own goes with data of your own: make a `dataset` of them.")
+    if not callable(network) or isinstance(network, nn.Module):
+        raise RecipeError("a network of your own is a function (shape, classes) that makes a new one for every run.")
+    name = f"{_called(network)}-{_made_of(network, data)}"
+    NETWORKS[name] = _builder(network)
+    try:
+        yield name
+    finally:
+        NETWORKS.pop(name, None)
+
+
+def _expect_name(name: Any) -> None:
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not is_text(name) or "/" in name:
+        raise DataError(f"a data set's name is a few words without a slash, not {name!r:.60}.")
+    if name in DATASETS or name.strip() != name or name.startswith((".", "-")):
+        raise DataError(f"a data set of your own cannot be called {name!r}: choose another name.")
+
+
+def _expect_alike(parts: dict[str, Split]) -> None:
+    shapes = {name: tuple(part.images.shape[1:]) for name, part in parts.items()}
+    for name, part in parts.items():
+        if not len(part):
+            raise DataError(f"the {name} part has no images.")
+        if shapes[name] != shapes["train"]:
+            raise DataError(f"the {name} images are {shapes[name]}, and the training images {shapes['train']}.")
+
+
+def _split(part: str, given: Part) -> Split:
+    """The images and labels of a part, in one of the forms that people have them in."""
+    if isinstance(given, tuple | list) and len(given) == 2:
+        images, labels = given
+    elif hasattr(given, "__getitem__") and hasattr(given, "__len__"):
+        images, labels = _items(part, given)
+    else:
+        raise DataError(
+            f"the {part} part must be a pair (images, labels) or a data set of torch, not {type(given).__name__}."
+        )
+    try:
+        images, labels = torch.as_tensor(images).cpu(), torch.as_tensor(labels).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"the {part} part is not made of numbers: {clause(error)}.") from error
+    if images.dim() != 4:
+        raise DataError(f"the {part} images must have the shape (N, C, H, W), not {tuple(images.shape)}.")
+    if labels.dim() != 1 or len(images) != len(labels):
+        raise DataError(
+            f"the {part} part has {len(images)} images and labels of shape {tuple(labels.shape)}: every image has one."
+        )
+    return Split(_bytes(part, images), _whole(part, labels))
+
+
+def _items(part: str, given: Any) -> tuple[Tensor, list[int]]:
+    """All items of a data set of torch."""
+    try:
+        pairs = [given[number] for number in range(len(given))]
+        images = [_image(image) for image, _ in pairs]
+        labels = [int(label) for _, label in pairs]
+        return torch.stack(images) if images else torch.empty(0, 1, 1, 1), labels
+    except (TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:
+        raise DataError(f"the {part} part's items must be pairs of an image and a label: {clause(error)}.") from error
+
+
+def _image(image: Any) -> Tensor:
+    """A tensor as it is; an array (H, W) or (H, W, C), as Pillow's images become, with the channels first."""
+    if isinstance(image, Tensor):
+        return image
+    pixels = torch.as_tensor(np.array(image))
+    return pixels[None] if pixels.dim() == 2 else pixels.permute(2, 0, 1)
+
+
+def _bytes(part: str, images: Tensor) -> Tensor:
+    if images.dtype == torch.uint8:
+        return images.contiguous()
+    if not images.is_floating_point() or not bool(((images >= 0) & (images <= 1)).all()):
+        raise DataError(
+            f"the {part} images must be bytes from 0 to 255 (torch.uint8) or numbers from 0 to 1, not {images.dtype} "
+            "with others among them."
+        )
+    return (images * 255).round().to(torch.uint8).contiguous()
+
+
+def _whole(part: str, labels: Tensor) -> Tensor:
+    whole = labels.long()
+    if labels.is_complex() or not torch.equal(whole.to(labels.dtype), labels) or bool((whole < 0).any()):
+        raise DataError(f"the {part} labels must be whole numbers from 0 on.")
+    return whole
+
+
+def _called(network: Any) -> str:
+    name = getattr(network, "__name__", type(network).__name__)
+    return "".join(character if character.isalnum() or character == "_" else "_" for character in name)
+
+
+def _made_of(network: Any, data: Dataset) -> str:
+    """A few letters for the layers and the sizes of the network that a function makes."""
+    with torch.random.fork_rng(devices=[]):
+        made = _builder(network)(data.shape, len(data.classes))
+    sizes = [f"{name} {tuple(value.shape)} {value.dtype}" for name, value in made.state_dict().items()]
+    return hashlib.sha256("\n".join([str(made), *sizes]).encode()).hexdigest()[:6]
+
+
+def _builder(network: Any) -> Any:
+    """The function as a row of the table of networks."""
+
+    def build(shape: Shape, classes: int, *, batchnorm: bool = False, dropout: Any = None) -> nn.Module:
+        wanted = ({"batchnorm": True} if batchnorm else {}) | ({"dropout": dropout} if dropout else {})
+        try:
+            inspect.signature(network).bind(shape, classes, **wanted)
+        except TypeError as error:
+            raise RecipeError(
+                f"the network {_called(network)} cannot be made: it takes (shape, classes"
+                f"{''.join(f', {name}' for name in wanted)}), but {clause(error)}."
+            ) from error
+        made = network(shape, classes, **wanted)
+        if not isinstance(made, nn.Module):
+            raise RecipeError(f"the function {_called(network)} makes a {type(made).__name__}, and not a network.")
+        return made
+
+    return build
