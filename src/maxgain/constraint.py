@@ -26,7 +26,7 @@ from .errors import AttachError, MeasurementWarning, NotMeasuredError, StateErro
 from .functional import shrink_all_
 from .layers import find_layers, refusals
 from .observe import UNMEASURED, Missed, Observer, Watch, watch
-from .proof import FLAT_SHARD, Proofs
+from .proof import FLAT_SHARD, Proofs, Slipping
 
 
 class Constraint(ABC):
@@ -71,6 +71,9 @@ class Constraint(ABC):
         """The layers that no step has found a size of yet."""
         tried = [layer for layer in self._layers if layer.own_forward and layer.kind.needs_output]
         self._proofs = Proofs(tried) if tried else None
+        self._slipping = Slipping(self._layers)
+        self._until_look = 1
+        """After how many more steps the weights are looked at."""
         if include is None:
             tell_what_is_left_out(model, self._layers, exclude)
         self._watch()
@@ -258,6 +261,9 @@ class Constraint(ABC):
         else:
             self._divide_by_layer(share, sizes, found_inf)
         self._forget(share)
+        self._until_look -= 1
+        if self._until_look == 0:
+            self._until_look = self._slipping.look(self._sizes, self._scales)
 
     def _divide_by_layer(self, share: Share, sizes: Tensor, found_inf: Tensor | None) -> None:
         """The usual case, one size per layer: everything but the division itself is done for all layers at once."""

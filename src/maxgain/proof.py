@@ -3,10 +3,14 @@
 For the types in ``layers`` it is known. A subclass with a forward of its own may do anything to its weight first: one
 that standardises it computes the same ``Wx`` for W and W/2, and dividing its weight would shrink it towards zero
 without its gain ever coming down. So such a layer is tried, once, before its weight is divided for the first time.
+
+A registered type is taken at its word, and a forward may change its mind later. So weights are looked at from time to
+time: one that is divided over and over while its size stays as it was is noticed, and named.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +24,17 @@ from .layers import FoundLayer, refusals
 
 TOLERANCE = 0.02
 """By which fraction of ``Wx`` half the weight may miss half of it: by rounding, or as quantised in training."""
+OUT_OF_PROPORTION = 1000.0
+"""By how much a size may grow over the norm of its weight.
+
+Of a linear layer their ratio depends on the direction of W alone: for p = 2 and a matrix of rank r it lies between
+``1 / sqrt(r)`` and 1, as far as an input that W amplifies is in the batch. So no learning rate and no noise leads here.
+"""
+MOST_STEPS_BETWEEN_LOOKS = 100
+SLIPPING = (
+    "its weight has been divided step after step and is hardly there any more, but its gain has not come down, so its "
+    "Wx is not proportional to its weight"
+)
 FLAT_SHARD = (
     "FullyShardedDataParallel keeps its weight in flat shards, which cannot be read as a matrix between forwards "
     "(fully_shard's can, and MaxGain of a plain layer with measure='stale' need not)"
@@ -122,3 +137,46 @@ class Proof:
         with torch_quirks.undisturbed(module, x.device), whole_weights(module, instead):
             output = module.forward(x, *self._others, **self._keywords)
             return layer.kind.linear_part(module, x, output)[1].double()
+
+
+class Slipping:
+    """Notices weights that shrink while their sizes do not: dividing them does not divide their ``Wx`` after all."""
+
+    def __init__(self, layers: Sequence[FoundLayer]) -> None:
+        self.places = [place for place, layer in enumerate(layers) if layer.kind.needs_output]
+        self.layers = [layers[place] for place in self.places]
+        self._least: dict[str, float] = {}
+        """The smallest size so far of each layer, for a weight of norm 1."""
+        self._asked: Tensor | None = None
+        self._wait = 1
+
+    def look(self, sizes: Tensor, scales: Tensor) -> int:
+        """Compare the sizes of all layers with the norms of their weights; returns how many steps to wait for the next.
+
+        Often at first, because the weight of a layer that was registered wrongly is soon gone. No accelerator is waited
+        for: what one look asks for is what the next one sees.
+        """
+        if not self.layers or torch_quirks.is_capturing(sizes.device):
+            return self._wait
+        norms = [whole(torch.linalg.vector_norm(layer.weight.detach())).to(sizes) for layer in self.layers]
+        found = torch.stack([sizes[self.places], scales[self.places], torch.stack(norms)])
+        seen, self._asked = self._asked, found.to("cpu", non_blocking=True)
+        if found.device.type == "cpu":
+            seen = found
+        if seen is not None:
+            self._judge(*seen.tolist())
+        self._wait = min(2 * self._wait, MOST_STEPS_BETWEEN_LOOKS)
+        return self._wait
+
+    def _judge(self, sizes: list[float], scales: list[float], norms: list[float]) -> None:
+        slipping = []
+        for layer, size, scale, norm in zip(self.layers, sizes, scales, norms, strict=True):
+            if 0 < size < math.inf and 0 < norm < math.inf:
+                ratio = size * scale / norm
+                least = self._least[layer.name] = min(ratio, self._least.get(layer.name, ratio))
+                if scale < 1 and ratio > OUT_OF_PROPORTION * least:
+                    slipping.append((layer.name, layer.module, SLIPPING))
+        if slipping:
+            raise UnsupportedLayerError(
+                f"{refusals(slipping, 'constrained')} Or tell what its linear part is with register_layer()."
+            )
