@@ -21,12 +21,12 @@ from torch.utils.hooks import RemovableHandle
 
 from . import torch_quirks
 from .coverage import Bound, Share, expect_usable, resolve_bounds, share_of, tell_what_is_left_out, torch_optimizer_in
-from .distributed import is_flat_shard, local, own_part
-from .errors import AttachError, MeasurementWarning, NotMeasuredError, StateError, UnsupportedLayerError
+from .distributed import local, own_part
+from .errors import AttachError, MeasurementWarning, NotMeasuredError, StateError
 from .functional import shrink_all_
-from .layers import find_layers, refusals
-from .observe import UNMEASURED, Missed, Observer, Watch, watch
-from .proof import FLAT_SHARD, Proofs, Slipping
+from .layers import find_layers
+from .observe import UNMEASURED, Hook, Missed, Observer
+from .proof import Proofs, Slipping, expect_whole_weights
 
 
 class Constraint(ABC):
@@ -42,6 +42,8 @@ class Constraint(ABC):
     """The keyword arguments beside the bound and ``include`` that make this constraint again."""
     why_unknown: ClassVar[str] = ""
     """What to tell a user whose layers have no size yet in the first step."""
+    _reads_weights = True
+    """Whether an estimate needs whole weights, and not what the forwards showed alone."""
 
     def __init__(
         self,
@@ -53,7 +55,8 @@ class Constraint(ABC):
     ) -> None:
         self.model = model
         self._layers = find_layers(model, include, exclude)
-        self._expect_whole_weights()
+        if self._reads_weights:
+            expect_whole_weights(self._layers)
         self._names = [layer.name for layer in self._layers]
         self.bounds = resolve_bounds(bound, self._names, self.bound_name)
         """The bound of every constrained layer, by its dotted name."""
@@ -65,7 +68,7 @@ class Constraint(ABC):
         self._optimizers: dict[Optimizer, RemovableHandle] = {}
         self._shares: dict[Optimizer | None, Share] = {}
         self._observers = self._make_observers()
-        self._watches: list[Watch] = []
+        self._hooks: list[Hook] = []
         self._missed = Missed(self._layers, type(self).__name__)
         self._unproven: set[str] = set()
         """The layers that no step has found a size of yet."""
@@ -81,24 +84,15 @@ class Constraint(ABC):
     # What a constraint is made of.
 
     @abstractmethod
-    def _estimate(self, share: Share) -> Tensor | list[Tensor]:
-        """The size of each of the share's layers, finite, and negative if it is not known.
+    def _estimate(self, share: Share) -> Tensor | list[Tensor] | None:
+        """The size of each of the share's layers, finite, and negative if it is not known; None to leave a step out.
 
         One number per layer in a packed tensor, or a list of tensors that broadcast against the layers' weights.
         """
 
-    @property
-    def _reads_weights(self) -> bool:
-        """Whether an estimate needs whole weights, and not what the forwards showed alone."""
-        return True
-
     def _make_observers(self) -> Sequence[Observer]:
         """What looks at the forwards of each layer; nothing if the weights alone say how large the layers are."""
         return ()
-
-    def _is_due(self, share: Share) -> bool:
-        """Whether this step projects."""
-        return True
 
     def _bounds_now(self, share: Share, sizes: Tensor) -> Tensor:
         """The bounds that this step brings layers of these sizes down to: the user's."""
@@ -123,7 +117,7 @@ class Constraint(ABC):
             self._watch()
         torch_quirks.after_scaler_step(optimizer, self._drop)
         self._optimizers[optimizer] = optimizer.register_step_post_hook(self._after_step)
-        self._missed.follow(optimizer, self._watches[0].hook if self._watches else None)
+        self._missed.follow(optimizer, self._hooks[0] if self._hooks else None)
         return self
 
     def detach(self) -> None:
@@ -133,9 +127,9 @@ class Constraint(ABC):
             torch_quirks.forget_scaler_step(optimizer, self._drop)
         self._optimizers.clear()
         self._missed.end()
-        for one in self._watches:
-            one.remove()
-        self._watches.clear()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
         self._forget(self._share(None))
 
     def step(self) -> None:
@@ -220,12 +214,12 @@ class Constraint(ABC):
     # Watching.
 
     def _watch(self) -> None:
-        if self._watches:
+        if self._hooks:
             return
         notes = {} if self._proofs is None else {name: proof.note for name, proof in self._proofs.open.items()}
         for layer, observer in zip(self._layers, self._observers, strict=False):
             if observer.needs_forwards:
-                self._watches.append(watch(layer, observer, notes.get(layer.name)))
+                self._hooks.append(Hook(layer, observer, notes.get(layer.name)))
         self._unproven = set(self._names) if self.why_unknown else set()
 
     def _pause(self, paused: bool) -> None:
@@ -245,13 +239,12 @@ class Constraint(ABC):
 
     @torch.no_grad()
     def _project(self, share: Share, found_inf: Tensor | None) -> None:
-        if self._is_paused or not self._is_due(share):
+        if self._is_paused or (sizes := self._estimate(share)) is None:
             return
         if self._sizes.device != share.bounds.device:  # the model was moved
             self._sizes, self._scales = self._sizes.to(share.bounds.device), self._scales.to(share.bounds.device)
         if found_inf is not None:
             found_inf = found_inf.to(share.bounds.device)
-        sizes = self._estimate(share)
         if self._unproven or self._proofs is not None:
             self._check_first(share, sizes)
         if isinstance(sizes, list):
@@ -275,7 +268,7 @@ class Constraint(ABC):
         room[-1:] = 1.0
         factors = room[share.owners]
         by = [factor.to(w.device) for factor, w in zip(factors[share.divided_by], share.divided, strict=True)]
-        shrink_all_([local(weight) for weight in share.divided], by)
+        shrink_all_([local(weight) for weight in share.divided] if share.is_sharded else share.divided, by)
         self._publish(share.index, sizes, factors, found_inf)
 
     def _divide_by_entry(self, share: Share, sizes: list[Tensor], found_inf: Tensor | None) -> None:
@@ -306,7 +299,7 @@ class Constraint(ABC):
 
     def _check_first(self, share: Share, sizes: Tensor | list[Tensor]) -> None:
         """In a layer's first step: is there a size, and may the weight be divided? Later nothing waits for a device."""
-        blind = isinstance(sizes, list) or torch_quirks.is_capturing(sizes.device)
+        blind = isinstance(sizes, list) or (sizes.is_cuda and torch_quirks.is_capturing(sizes.device))
         known = [True] * len(sizes) if blind else (sizes != UNMEASURED).tolist()  # type: ignore[union-attr]
         if self._proofs is not None:
             self._proofs.settle([layer for layer, k in zip(share.layers, known, strict=True) if k], self._device)
@@ -353,17 +346,13 @@ class Constraint(ABC):
         share = self._shares.get(optimizer)
         if share is None or share.signature != signature or (share.fused and not share.fused.fits(share.divided)):
             expect_usable(optimizer, self.model, self._layers)
-            self._expect_whole_weights()
+            if self._reads_weights:
+                expect_whole_weights(self._layers)
             others = [one for one in optimizers if one is not optimizer] if optimizer else []
             like = torch.empty((), dtype=self._dtype, device=self._device)
             share = share_of(optimizer, others, self._layers, self.bounds, signature=signature, like=like)
             self._shares[optimizer] = share
         return share
-
-    def _expect_whole_weights(self) -> None:
-        """Refuse the flat shards of FullyShardedDataParallel if the estimate reads weights outside of a forward."""
-        if self._reads_weights and (flat := [one for one in self._layers if is_flat_shard(one.weight)]):
-            raise UnsupportedLayerError(refusals([(one.name, one.module, FLAT_SHARD) for one in flat], "constrained"))
 
     # The state.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,9 +14,10 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from . import kernels
+from .distributed import is_sharded
 from .errors import AttachError, BoundError, MeasurementWarning, PatternError, UnsupportedLayerError
 from .functional import check_bound
-from .layers import FoundLayer, kind_of, matches, refusals
+from .layers import FoundLayer, defect, kind_of, matches, refusals
 
 Bound = float | Mapping[str, float]
 SIZEABLE = 0.1
@@ -74,6 +76,8 @@ class Share:
     """For each layer, the first layer with the same weight; one past the last for a weight that is not divided."""
     groups: list[tuple[dict[str, Any], Tensor]]
     """The optimiser's parameter groups, each with the layers (by their place among all) whose weights it holds."""
+    is_sharded: bool
+    """Whether ranks hold pieces of the weights."""
     fused: kernels.FusedProjection | None
     """The whole projection in two launches, where that can be done."""
 
@@ -88,10 +92,7 @@ def share_of(
     like: Tensor,
 ) -> Share:
     """What a step of an optimiser is about, next to the others; without one, everything. Tensors are as ``like``."""
-
-    def packed(numbers: list[int]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.int64, device=like.device)
-
+    packed = partial(torch.tensor, dtype=torch.int64, device=like.device)
     weights = [layer.weight for layer in layers]
     held = {id(weight) for weight in weights} if optimizer is None else parameters_of(optimizer)
     left_to_others = set[int]().union(*map(parameters_of, others)) - held
@@ -117,7 +118,7 @@ def share_of(
     divided = [own[first].weight for first in firsts]
     own_bounds = torch.tensor([bounds[layer.name] for layer in own], dtype=like.dtype, device=like.device)
     is_all, is_shared = len(own) == len(layers), any(len(places) > 1 for places in users)
-    can_fuse = is_all and not is_shared and kernels.can_fuse(divided, own_bounds)
+    can_fuse = like.is_cuda and is_all and not is_shared and kernels.can_fuse(divided, own_bounds)
     groups = []
     for group in optimizer.param_groups if optimizer else ():
         of_group = {id(parameter) for parameter in group["params"]}
@@ -133,6 +134,7 @@ def share_of(
         divided_by=packed(firsts),
         owners=packed(owners),
         groups=groups,
+        is_sharded=any(map(is_sharded, divided)),
         fused=kernels.FusedProjection(divided, firsts, len(own)) if can_fuse else None,
     )
 
@@ -173,7 +175,10 @@ def expect_usable(optimizer: Optimizer | None, model: nn.Module, layers: Sequenc
     refused = [
         (layer.name, layer.module, f"since the constraint was made it has changed: {reason}")
         for layer in layers
-        if (reason := layer.objection() or (None if layer.module in modules else "it is no part of the model"))
+        if (
+            reason := defect(layer.module, layer.kind, rescale=True)
+            or (None if layer.module in modules else "it is no part of the model")
+        )
     ]
     if refused:
         raise UnsupportedLayerError(
@@ -188,9 +193,11 @@ def tell_what_is_left_out(model: nn.Module, layers: Sequence[FoundLayer], exclud
     """Warn if many trained weights have no bound although nobody asked for that, and if LoRA hides what is bounded."""
     globs = (exclude,) if isinstance(exclude, str) else tuple(exclude)
     covered = {id(layer.weight) for layer in layers}
-    matrices = {id(p): (name, p) for name, p in _matrices(model, globs)}
-    left_out = {name: p.numel() for identity, (name, p) in matrices.items() if identity not in covered}
-    share = sum(left_out.values()) / max(1, sum(p.numel() for _, p in matrices.values()))
+    left_out, share = dict[str, int](), 0.0
+    if not {id(parameter) for parameter in model.parameters() if _is_matrix(parameter)} <= covered:
+        matrices = {id(p): (name, p) for name, p in _matrices(model, globs)}
+        left_out = {name: p.numel() for identity, (name, p) in matrices.items() if identity not in covered}
+        share = sum(left_out.values()) / max(1, sum(p.numel() for _, p in matrices.values()))
     if share >= SIZEABLE:
         largest = sorted(left_out, key=lambda name: -left_out[name])
         names = ", ".join(map(repr, largest[:8])) + (f" and {len(largest) - 8} more" if len(largest) > 8 else "")
@@ -220,5 +227,9 @@ def _matrices(model: nn.Module, excluded: tuple[str, ...]) -> Iterator[tuple[str
         for own, parameter in module.named_parameters(recurse=False):
             around = [".".join([*steps, own][: i + 1]) for i in range(len(steps) + 1)]
             meant = any(matches(name, glob) for name in around for glob in excluded)
-            if parameter.requires_grad and not is_lazy(parameter) and parameter.dim() >= 2 and not meant:
+            if _is_matrix(parameter) and not meant:
                 yield around[-1], parameter
+
+
+def _is_matrix(parameter: nn.Parameter) -> bool:
+    return parameter.requires_grad and not is_lazy(parameter) and parameter.dim() >= 2

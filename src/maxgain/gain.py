@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -84,13 +84,21 @@ class MaxGain(Constraint):
         process_group: Group = None,
     ) -> None:
         self.p = check_p(p)
-        self.instance: Instance = _one_of("instance", instance, get_args(Instance))
-        self.measure: Measure = _one_of("measure", measure, get_args(Measure))
-        self.strength: Strength = _one_of("strength", strength, get_args(Strength))
+        for what, value, choices in (
+            ("instance", instance, get_args(Instance)),
+            ("measure", measure, get_args(Measure)),
+            ("strength", strength, get_args(Strength)),
+        ):
+            if value not in choices:
+                raise MaxGainError(f"{what} must be {' or '.join(map(repr, choices))}, not {value!r}.")
+        self.instance: Instance = instance
+        self.measure: Measure = measure
+        self.strength: Strength = strength
         if not (isinstance(every, int) and every >= 1):
             raise MaxGainError(f"every must be a whole number from 1, not {every!r}.")
         self.every = every
         self.process_group = process_group
+        self._reads_weights = measure == "fresh"
         self._steps = 0
         self._dropped_seen = 0
         self._asked: Tensor | None = None
@@ -123,16 +131,17 @@ class MaxGain(Constraint):
 
     # How a step goes.
 
-    @property
-    def _reads_weights(self) -> bool:
-        return self.measure == "fresh"
-
-    def _estimate(self, share: Share) -> Tensor:
+    def _estimate(self, share: Share) -> Tensor | None:
+        if self.strength == "rate":
+            self._follow_rate(share)
+        if self.every > 1 and self._rests(share):
+            return None
         if self.measure == "fresh":
             for position in share.positions:
                 self._maxima[position].replay()
         maxima, dropped = self._tally.over_devices(share.bounds.device)
-        self._look_at(dropped)
+        if dropped.device.type != "cpu" or int(dropped.sum()) > self._dropped_seen:
+            self._look_at(dropped)
         maxima = largest_of_ranks(maxima, self.process_group)
         return maxima if share.index is None else maxima[share.index]
 
@@ -145,8 +154,7 @@ class MaxGain(Constraint):
     def _look_at(self, dropped: Tensor) -> None:
         """Warn of measurements that were dropped, without ever waiting for an accelerator."""
         if dropped.device.type == "cpu":
-            if int(dropped.sum()) > self._dropped_seen:
-                self._warn_of_dropped(dropped.tolist())
+            self._warn_of_dropped(dropped.tolist())
         elif not torch_quirks.is_capturing(dropped.device):
             if self._steps % STEPS_BETWEEN_LOOKS == 0:
                 # What the last look asked for has long arrived, so nobody waits for it.
@@ -169,18 +177,15 @@ class MaxGain(Constraint):
 
     # every: steps that rest.
 
-    def _is_due(self, share: Share) -> bool:
-        if self.strength == "rate":
-            self._follow_rate(share)
-        if self.every == 1:
-            return True
+    def _rests(self, share: Share) -> bool:
+        """Whether this step is left out; layers are measured only for those that are not."""
         if torch_quirks.is_capturing(self._device):
             raise MaxGainError("every > 1 counts steps on the host, which a CUDA graph leaves out: use every=1 there.")
         resting = self._resting[share.positions[0]]
         for position in share.positions:
             self._resting[position] = (resting or self.every) - 1
             self._maxima[position].paused = self._resting[position] > 0
-        return resting == 0
+        return resting > 0
 
     def _pause(self, paused: bool) -> None:
         super()._pause(paused)
@@ -227,9 +232,3 @@ class MaxGain(Constraint):
             self._pause(self._is_paused)
         if self.strength == "rate":
             self._peaks.copy_(self._unpacked(state, "peak"))
-
-
-def _one_of(what: str, value: Any, choices: tuple[str, ...]) -> Any:
-    if value not in choices:
-        raise MaxGainError(f"{what} must be {' or '.join(map(repr, choices))}, not {value!r}.")
-    return value

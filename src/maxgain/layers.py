@@ -248,10 +248,6 @@ class FoundLayer:
         weight: nn.Parameter = getattr(self.module, self.kind.weight)
         return weight
 
-    def objection(self) -> str | None:
-        """Why the layer can no longer be used: it was parametrised, pruned or quantised since it was found."""
-        return _defect(self.module, self.kind, rescale=True)
-
     def scalar(self, value: float) -> Tensor:
         """A number kept beside the weight, in float32 at least; on the host while the weight is not anywhere yet."""
         weight = self.weight
@@ -380,12 +376,12 @@ def _look_up(module: nn.Module, *, rescale: bool) -> tuple[LayerKind | None, boo
                 return None, False, REFUSED[key]
             if key in KINDS:
                 own_forward = type(module).forward is not cls.forward or "forward" in vars(module)
-                return KINDS[key], own_forward, _defect(module, KINDS[key], rescale=rescale)
+                return KINDS[key], own_forward, defect(module, KINDS[key], rescale=rescale)
     return None, False, None
 
 
-def _defect(module: nn.Module, kind: LayerKind, *, rescale: bool) -> str | None:
-    """Why a layer of a known kind cannot be used all the same."""
+def defect(module: nn.Module, kind: LayerKind, *, rescale: bool = True) -> str | None:
+    """Why a layer of a known kind cannot be used all the same, or no longer: it may have been changed since."""
     weight = getattr(module, kind.weight, None)
     if weight is None:
         return "it has no weight to scale (affine=False)"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from .errors import MaxGainError, MeasurementWarning, MissingExtraError
 from .functional import check_p
 from .layers import FoundLayer, Instance, find_layers
-from .observe import layer_gains, watch
+from .observe import Hook, layer_gains
 from .strict_json import number, report
 from .text import html_table, text_table
 
@@ -127,7 +127,7 @@ def measure_gains(
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
         for layer in layers:
-            stack.callback(watch(layer, observer(layer)).remove)
+            stack.callback(Hook(layer, observer(layer)).remove)
         device = layers[0].weight.device
         for number, batch in enumerate(batches):
             call(model, batch, device, f"batch {number}")

@@ -9,8 +9,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -59,10 +58,13 @@ class Observer(Protocol):
 
 
 class Hook(torch_quirks.ForwardHook):
-    """Calls ``observe(input, output)`` whenever a layer runs, and names the layer where something does not fit."""
+    """Calls ``observe(input, output)`` whenever a layer runs, until it is removed.
+
+    It is called before any hook that may change the output, and names the layer where something does not fit.
+    """
 
     def __init__(
-        self, layer: FoundLayer, observe: Callable[[Tensor, Tensor], None], note: Callable[..., None] | None
+        self, layer: FoundLayer, observe: Callable[[Tensor, Tensor], None], note: Callable[..., None] | None = None
     ) -> None:
         self.layer = layer
         self.observe = observe
@@ -72,6 +74,13 @@ class Hook(torch_quirks.ForwardHook):
         """Called in each forward that is not compiled."""
         self.first = next(iter(inspect.signature(layer.module.forward).parameters), "input")
         """What the layer's forward calls its input."""
+        torch_quirks.show_hooks_to_compiler(layer.module)
+        self._handle = layer.module.register_forward_hook(self, with_kwargs=True, prepend=True)
+
+    def remove(self) -> None:
+        """Take the hook away again."""
+        self._handle.remove()
+        torch_quirks.hide_hooks_from_compiler(self.layer.module)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
         """Torch calls this after the layer's forward, with keyword arguments and output, or with the output alone."""
@@ -103,28 +112,6 @@ class Hook(torch_quirks.ForwardHook):
                 raise
             reason = reason or f"its type has a forward of its own, and {type(error).__name__}: {error}"
             raise UnsupportedLayerError(refusal(self.layer, "measured", reason)) from error
-
-
-@dataclass(frozen=True)
-class Watch:
-    """A hook in its place."""
-
-    hook: Hook
-    handle: RemovableHandle
-
-    def remove(self) -> None:
-        """Take the hook away again."""
-        self.handle.remove()
-        torch_quirks.hide_hooks_from_compiler(self.hook.layer.module)
-
-
-def watch(
-    layer: FoundLayer, observe: Callable[[Tensor, Tensor], None], note: Callable[..., None] | None = None
-) -> Watch:
-    """Call ``observe(input, output)`` whenever the layer runs, before any hook that may change the output."""
-    torch_quirks.show_hooks_to_compiler(layer.module)
-    hook = Hook(layer, observe, note)
-    return Watch(hook, layer.module.register_forward_hook(hook, with_kwargs=True, prepend=True))
 
 
 def _rows(value: Any) -> Any:
@@ -334,14 +321,15 @@ class Missed:
         self.paused = False
         self.attached: dict[Optimizer, RemovableHandle] = {}
         self._version: int | None = None
-        self._count = 0
+        self.count = 0
         self._by = ""
-        self._is_stepping = False
+        self.is_stepping = False
 
     def follow(self, optimizer: Optimizer, hook: Hook | None) -> None:
         """An optimiser was attached; the hook is that of some layer, if the constraint looks at forwards."""
         if not self.attached:
-            _hear_of_steps()
+            if not _hearing:
+                _hearing.append(register_optimizer_step_post_hook(_tell))
             _following.add(self)
             # Sharded weights are gathered anew for each forward, which changes them too.
             if hook is not None and not is_sharded(hook.layer.weight):
@@ -356,30 +344,28 @@ class Missed:
         _following.discard(self)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._is_stepping = True  # which may take many updates, as LBFGS does
+        self.is_stepping = True  # which may take many updates, as LBFGS does
 
     def _look(self, layer: FoundLayer) -> None:
         if not (layer.module.training and torch.is_grad_enabled()):
             return
         version = layer.weight._version  # how often it was changed in place
-        if version != self._version and not (self.paused or self._is_stepping):
+        if version != self._version and not (self.paused or self.is_stepping):
             if self._version is not None:
                 self._one_more()
             self._version = version
 
     def heard_of(self, optimizer: Optimizer) -> None:
-        """An optimiser has stepped: one that is attached, or does it update constrained weights?"""
-        if optimizer in self.attached:
-            self._is_stepping, self._count = False, 0
-        elif self._is_stepping or self.paused:
+        """An optimiser that is not attached has stepped; does it update constrained weights?"""
+        if self.is_stepping or self.paused:
             return
-        elif parameters_of(optimizer) & {id(layer.weight) for layer in self.layers if layer.weight.requires_grad}:
+        if parameters_of(optimizer) & {id(layer.weight) for layer in self.layers if layer.weight.requires_grad}:
             self._by = f" (a {type(optimizer).__name__} does)"
             self._one_more()
 
     def _one_more(self) -> None:
-        self._count += 1
-        if self._count == UPDATES_UNTIL_NOTICED:
+        self.count += 1
+        if self.count == UPDATES_UNTIL_NOTICED:
             warnings.warn(
                 f"the constrained weights are being updated, but no optimiser that is attached to this {self.what} "
                 f"steps, so nothing is projected. Attach the optimiser that updates them{self._by}, or call step() "
@@ -390,14 +376,14 @@ class Missed:
 
 
 _following: WeakSet[Missed] = WeakSet()
-
-
-@cache
-def _hear_of_steps() -> None:
-    register_optimizer_step_post_hook(_tell)
+_hearing: list[RemovableHandle] = []
+"""The one hook for the steps of all optimisers there are."""
 
 
 def _tell(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """Torch calls this after a step of any optimiser."""
     for missed in tuple(_following):
-        missed.heard_of(optimizer)
+        if optimizer in missed.attached:
+            missed.is_stepping, missed.count = False, 0
+        else:
+            missed.heard_of(optimizer)

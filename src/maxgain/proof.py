@@ -41,6 +41,13 @@ FLAT_SHARD = (
 )
 
 
+def expect_whole_weights(layers: Sequence[FoundLayer]) -> None:
+    """Refuse the flat shards of FullyShardedDataParallel, for constraints that read weights outside of a forward."""
+    if flat := [layer for layer in layers if is_flat_shard(layer.weight)]:
+        refused = [(layer.name, layer.module, FLAT_SHARD) for layer in flat]
+        raise UnsupportedLayerError(refusals(refused, "constrained"))
+
+
 class Proofs:
     """The layers of a model whose forward is their own, until it was tried."""
 

@@ -32,26 +32,24 @@ _listeners: WeakKeyDictionary[Optimizer, list[WeakMethod[Callable[[Optimizer], N
 def after_scaler_step(optimizer: Optimizer, method: Callable[[Optimizer], None]) -> None:
     """Call a bound method with the optimiser after each ``GradScaler.step(optimizer)``, whether or not it stepped."""
     if not getattr(GradScaler.step, "tells_maxgain", False):
-        GradScaler.step = _telling(GradScaler.step)  # type: ignore[method-assign]
+        step = GradScaler.step
+
+        @functools.wraps(step)
+        def telling(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            result = step(scaler, optimizer, *args, **kwargs)
+            for listener in list(_listeners.get(optimizer, ())):
+                if (method := listener()) is not None:
+                    method(optimizer)
+            return result
+
+        telling.tells_maxgain = True  # type: ignore[attr-defined]
+        GradScaler.step = telling  # type: ignore[assignment, method-assign]
     _listeners.setdefault(optimizer, []).append(WeakMethod(method))
 
 
 def forget_scaler_step(optimizer: Optimizer, method: Callable[[Optimizer], None]) -> None:
     """End what ``after_scaler_step`` began."""
     _listeners[optimizer].remove(WeakMethod(method))
-
-
-def _telling(step: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(step)
-    def wrapped(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        result = step(scaler, optimizer, *args, **kwargs)
-        for listener in list(_listeners.get(optimizer, ())):
-            if (method := listener()) is not None:
-                method(optimizer)
-        return result
-
-    wrapped.tells_maxgain = True  # type: ignore[attr-defined]
-    return wrapped
 
 
 def found_inf(optimizer: Optimizer) -> Tensor | None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..errors import MaxGainError, NotMeasuredError
 from ..layers import FoundLayer, find_layers
 from ..measure import ITSELF, call, evaluating, rich_table
-from ..observe import watch
+from ..observe import Hook
 from ..strict_json import number, report
 from ..text import html_table, text_table
 from .largest import Norm, largest_singular_value
@@ -159,7 +159,7 @@ def _sizes_in_forward(model: nn.Module, layers: list[FoundLayer], example_input:
 
     with ExitStack() as stack:
         for layer in layers:
-            stack.callback(watch(layer, observer(layer)).remove)
+            stack.callback(Hook(layer, observer(layer)).remove)
         call(model, example_input, layers[0].weight.device, "the example")
     return sizes
 
