@@ -17,8 +17,9 @@ from maxgain import measure_gains
 from maxgain.constraint import Constraint
 from maxgain.study.data import table as datasets
 from maxgain.study.data.splits import Dataset
-from maxgain.study.evaluate import evaluate, to_float
+from maxgain.study.evaluate import evaluate
 from maxgain.study.models import build
+from maxgain.study.training import to_float
 
 GAMMA = 2.0
 BATCH = 16

@@ -12,10 +12,10 @@ from maxgain import measure_gains, operator_norms
 from maxgain.errors import RegulariserError
 from maxgain.study.data import table as datasets
 from maxgain.study.dropout import ConcreteDropout, GaussianDropout, VariationalDropout
-from maxgain.study.evaluate import evaluate, to_float
+from maxgain.study.evaluate import evaluate
 from maxgain.study.recipes import recipe_named
 from maxgain.study.regularisers import REGULARISERS, PenaltyInputs, parse
-from maxgain.study.training import Training, train
+from maxgain.study.training import Training, to_float, train
 
 # Its authors' default is for the critic of a GAN, and too tight for a classifier to learn anything.
 VALUE = {"weightclip": "weightclip=0.1"}

@@ -41,7 +41,7 @@ def test_asked_twice_a_block_is_interrupted(number: signal.Signals) -> None:
 
 @ALL
 def test_a_command_is_interrupted_and_says_so_first(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
-    with signals.listening("the end."):
+    with signals.listening(lambda: "the end."):
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(number)
         code = signals.exit_code()
@@ -50,7 +50,7 @@ def test_a_command_is_interrupted_and_says_so_first(number: signal.Signals, capf
 
 
 def test_a_command_that_defers_goes_on_until_it_is_ready(capfd: pytest.CaptureFixture[str]) -> None:
-    with signals.listening("the end."), signals.deferred() as asked:
+    with signals.listening(lambda: "the end."), signals.deferred() as asked:
         signal.raise_signal(signal.SIGTERM)
         assert asked()
     assert capfd.readouterr().err == signals.STOPPING
@@ -59,7 +59,7 @@ def test_a_command_that_defers_goes_on_until_it_is_ready(capfd: pytest.CaptureFi
 def test_what_is_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with signals.listening("the end."), signals.deferred() as asked:
+        with signals.listening(lambda: "the end."), signals.deferred() as asked:
             signal.raise_signal(signal.SIGHUP)
             assert not asked()
     finally:
@@ -70,7 +70,7 @@ def test_outside_of_the_main_thread_nothing_is_changed() -> None:
     seen = []
 
     def work() -> None:
-        with signals.listening("the end."), signals.deferred() as asked:
+        with signals.listening(lambda: "the end."), signals.deferred() as asked:
             seen.append(asked())
 
     thread = threading.Thread(target=work)
@@ -83,7 +83,7 @@ def test_outside_of_the_main_thread_nothing_is_changed() -> None:
 BUSY = """
 import hashlib, sys
 from maxgain.study import signals
-with signals.listening("it is over."), signals.deferred():
+with signals.listening(lambda: "it is over."), signals.deferred():
     sys.stdout.write("ready\\n")
     sys.stdout.flush()
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)

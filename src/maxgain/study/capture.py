@@ -40,9 +40,7 @@ class Speed:
 
 
 def step_of(training: Training, speed: Speed) -> Callable[[], None]:
-    """What trains on the next batch, as fast as the device allows."""
-    if training.device.type != "cuda" or training.ranks.count > 1:  # ranks talk to each other within a step
-        return training.step
+    """What trains on the next batch on a GPU, as fast as that allows."""
     # By the recipe and the data alone, so that a resumed run does the same. Compiled code has no second derivative.
     is_long = training.recipe.epochs * training.steps_per_epoch >= STEPS_WORTH_COMPILING
     if speed.compile and is_long and not training.differentiates_images:

@@ -17,9 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from maxgain.measure import evaluating
 
 from .data.splits import Dataset
-from .evaluate import to_float
 from .recipes import Recipe
-from .training import build_model, trained_on
+from .training import build_model, to_float, trained_on
 
 LONG = 3600.0
 """Seconds of training that somebody should be told of beforehand."""

@@ -13,21 +13,9 @@ from maxgain.measure import GainReport, Quantiles, evaluating, measure_gains
 
 from .data.splits import Split
 from .predictions import Predictions
+from .training import Score, to_float
 
 BATCH = 500
-
-
-@dataclass(frozen=True)
-class Score:
-    """Mean loss in nats, and accuracy as a fraction."""
-
-    loss: float
-    accuracy: float
-
-
-def to_float(images: Tensor) -> Tensor:
-    """Bytes to the interval [-1, 1] that the networks take."""
-    return images.float().div_(127.5).sub_(1)
 
 
 def batches(images: Tensor, size: int = BATCH) -> Iterator[Tensor]:

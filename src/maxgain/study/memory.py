@@ -21,14 +21,19 @@ def physical() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def explained(error: Exception) -> RunError:
+    """Running out of memory, however it was noticed, in a sentence; any other error is raised again."""
+    if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not _SAYINGS.search(str(error)):
+        raise error
+    return RunError(
+        "there is not enough memory: try a smaller --batch-size or --image-size, fewer --jobs, or another --device."
+    )
+
+
 @contextmanager
 def in_words() -> Iterator[None]:
-    """Turns running out of memory, wherever and however it is noticed, into a sentence."""
+    """Within this, running out of memory is told in a sentence."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not _SAYINGS.search(str(error)):
-            raise
-        raise RunError(
-            "there is not enough memory: try a smaller --batch-size or --image-size, fewer --jobs, or another --device."
-        ) from error
+        raise explained(error) from error

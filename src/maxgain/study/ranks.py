@@ -42,23 +42,21 @@ class Ranks:
 
     rank: int = 0
     count: int = 1
+    is_restarted: bool = False
+    """Whether torchrun has started the ranks anew, after one of them had died."""
 
     @classmethod
     def started(cls) -> Ranks:
         """As torchrun started this process."""
         if not dist.is_available() or not dist.is_torchelastic_launched():
             return cls()
-        return cls(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        return cls(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), restarts > 0)
 
     @property
     def is_first(self) -> bool:
         """Whether this is the rank that evaluates, writes and speaks."""
         return self.rank == 0
-
-    @property
-    def is_restarted(self) -> bool:
-        """Whether torchrun has started the ranks anew, after one of them had died."""
-        return dist.is_torchelastic_launched() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
     def own(self, device: torch.device) -> torch.device:
         """The device of this rank: of several GPUs in a machine each rank there has one."""
@@ -198,11 +196,8 @@ class Ranks:
 
 
 ALONE = Ranks()
-
-
-def speaks() -> bool:
-    """Whether this process is one that people hear of."""
-    return Ranks.started().is_first
+HERE = Ranks.started()
+"""This process, as one of those that torchrun started; alone without it."""
 
 
 def _is_loss(error: RuntimeError) -> bool:

@@ -26,7 +26,7 @@ from . import checkpoint, codec, memory, predictions, signals
 from .capture import stream_for
 from .data import table as datasets
 from .data.splits import Dataset, Split
-from .evaluate import Score, answers, evaluate, gains, largest, to_float
+from .evaluate import answers, evaluate, gains, largest
 from .files import write_bytes, write_json, write_text
 from .locks import alone_in
 from .place import Place as Place
@@ -50,7 +50,7 @@ from .run_files import (
     read_result,
 )
 from .schema import Metrics, Result
-from .training import DivergedError, Epoch, Training, train
+from .training import DivergedError, Epoch, Score, Training, to_float, train
 from .wording import clause
 
 NORM_TOLERANCE = 1e-2

@@ -40,16 +40,18 @@ def deferred() -> Iterator[Callable[[], bool]]:
     Where no command listens to signals, a second one raises `KeyboardInterrupt`, and the block leaves no trace.
     """
     with _handled():
-        _become_patient(1)
+        with _counting:  # several runs may train in threads of one process
+            _state.patient += 1
         try:
             yield lambda: _state.asked is not None
         finally:
-            _become_patient(-1)
+            with _counting:
+                _state.patient -= 1
 
 
 def defer_for_good() -> None:
     """Makes this process one that is only ever asked: a worker, which ends when its run has saved itself."""
-    _become_patient(1)
+    _state.patient += 1
     for number in ASKING:
         signal.signal(number, _handle)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
@@ -66,17 +68,31 @@ def held() -> Iterator[None]:
 
 
 @contextmanager
-def listening(last_words: str) -> Iterator[None]:
+def listening(last_words: Callable[[], str]) -> Iterator[None]:
     """For as long as a command runs: the first signal is answered at once, the second ends the process.
 
     Outside of `deferred` the first signal also raises `KeyboardInterrupt`. `last_words` are a sentence for the second:
-    what is kept, and how to go on.
+    what is kept, and how to go on. A thread says both, which hears of signals from the operating system's own handler,
+    whatever the main thread does.
     """
     if threading.current_thread() is not threading.main_thread():  # where no signal arrives
         yield
         return
-    with _handled(), _announced(last_words):
-        yield
+    with _handled():
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        thread = threading.Thread(target=_announce, args=(reading, last_words), daemon=True)
+        _state.announced = True
+        thread.start()
+        try:
+            yield
+        finally:
+            _state.announced = False
+            signal.set_wakeup_fd(before)
+            os.close(writing)  # which ends the thread
+            thread.join()
+            os.close(reading)
 
 
 def exit_code() -> int:
@@ -87,7 +103,8 @@ def exit_code() -> int:
 @contextmanager
 def _handled() -> Iterator[None]:
     """Our handler for all signals that ask, unless it is in place already."""
-    if threading.current_thread() is not threading.main_thread() or _in_place():
+    in_place = any(signal.getsignal(number) is _handle for number in ASKING)
+    if in_place or threading.current_thread() is not threading.main_thread():
         yield
         return
     # What is ignored stays ignored: a process that was started by nohup is to outlive its terminal.
@@ -103,15 +120,6 @@ def _handled() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _become_patient(more: int) -> None:
-    with _counting:  # several runs may train in threads of one process
-        _state.patient += more
-
-
-def _in_place() -> bool:
-    return any(signal.getsignal(number) is _handle for number in ASKING)
-
-
 def _handle(number: int, frame: FrameType | None) -> None:
     first = _state.asked is None
     if first:
@@ -120,32 +128,13 @@ def _handle(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
 
-@contextmanager
-def _announced(last_words: str) -> Iterator[None]:
-    """A thread that hears of signals from the operating system's own handler, whatever the main thread does."""
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    thread = threading.Thread(target=_announce, args=(reading, last_words), daemon=True)
-    _state.announced = True
-    thread.start()
-    try:
-        yield
-    finally:
-        _state.announced = False
-        signal.set_wakeup_fd(before)
-        os.close(writing)  # which ends the thread
-        thread.join()
-        os.close(reading)
-
-
-def _announce(reading: int, last_words: str) -> None:
+def _announce(reading: int, last_words: Callable[[], str]) -> None:
     heard = False
     while number := os.read(reading, 1):
         if number[0] not in ASKING:
             continue
         if heard:
-            _say(f"maxgain: {last_words}\n", reset=True)
+            _say(f"maxgain: {last_words()}\n", reset=True)
             os._exit(128 + number[0])
         heard = True
         _say(STOPPING)

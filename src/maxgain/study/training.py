@@ -19,7 +19,6 @@ from maxgain.errors import RunError
 
 from . import capture
 from .data.splits import Dataset, Split
-from .evaluate import Score, to_float
 from .models import build
 from .ranks import ALONE, Ranks
 from .recipes import Recipe
@@ -27,10 +26,20 @@ from .regularisers import PenaltyInputs, noise_for
 
 PADDING = 4
 MOMENTUM = 0.9
+MEMORY_FORMATS = {"cpu": torch.contiguous_format, "cuda": torch.channels_last}
+"""How images and kernels lie in memory: as the device's convolutions like it best."""
 
 
 class DivergedError(RunError):
     """The loss or a weight is no longer a number, and nothing that follows will be."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean loss in nats, and accuracy as a fraction."""
+
+    loss: float
+    accuracy: float
 
 
 @dataclass(frozen=True)
@@ -52,9 +61,11 @@ class Training:
         self.device = device
         split = trained_on(recipe, dataset)
         self.images, self.labels = split.images.to(device), split.labels.to(device)
-        self.batch_size = min(recipe.batch_size, len(split))
+        self.batch_size = min(recipe.batch_size, len(self.labels))
+        self.steps_per_epoch = len(self.labels) // self.batch_size
+        """Whole batches only: a captured step has one shape, and the next epoch has another order."""
         self.ranks = ranks
-        self.share = ranks.share_of(self.batch_size)
+        self.share = slice(None) if ranks.count == 1 else ranks.share_of(self.batch_size)
         with capture.setting_up:
             torch.manual_seed(recipe.seed)
             self.model = build_model(recipe, dataset, device)
@@ -73,19 +84,14 @@ class Training:
         self.penalties = [(choice.row.penalty, choice.number) for choice in chosen if choice.row.penalty]
         self.differentiates_images = any(choice.row.needs_input_gradient for choice in chosen)
         self.autocast = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        self.memory_format = memory_format(device)
+        self.memory_format = MEMORY_FORMATS[device.type]
 
         self.epoch = 0
-        self.order = torch.zeros(len(split), dtype=torch.int64, device=device)
+        self.order = torch.zeros(len(self.labels), dtype=torch.int64, device=device)
         self.position = torch.zeros((), dtype=torch.int64, device=device)
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
         self.hits = torch.zeros((), dtype=torch.int64, device=device)
         self._within_batch = torch.arange(self.batch_size, device=device)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Whole batches only: a captured step has one shape, and the next epoch has another order."""
-        return len(self.labels) // self.batch_size
 
     def step(self) -> None:
         """Trains on the next batch of the epoch's order."""
@@ -100,7 +106,8 @@ class Training:
         images, labels = images[self.share], labels[self.share]
         images.requires_grad_(self.differentiates_images)
         autocast = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast)
-        with autocast, self.ranks.as_whole(self.batch_size):
+        is_shared = self.ranks.count > 1
+        with autocast, self.ranks.as_whole(self.batch_size) if is_shared else nullcontext():
             logits = self.forward(images.contiguous(memory_format=self.memory_format))
         logits = logits.float()
         loss = F.cross_entropy(logits, labels)
@@ -108,10 +115,13 @@ class Training:
         objective = loss
         for penalty, number in self.penalties:
             objective = objective + penalty(inputs, number)
-        loss, objective = (self.ranks.part_of(mean, self.batch_size) for mean in (loss.detach(), objective))
+        loss = loss.detach()
+        if is_shared:
+            loss, objective = (self.ranks.part_of(mean, self.batch_size) for mean in (loss, objective))
         objective.backward()  # type: ignore[no-untyped-call]
         hits = (logits.argmax(dim=1) == labels).sum()
-        self.ranks.add_up([*(p.grad for p in self.model.parameters() if p.grad is not None), loss, hits])
+        if is_shared:
+            self.ranks.add_up([*(p.grad for p in self.model.parameters() if p.grad is not None), loss, hits])
         self.optimiser.step()
         self.optimiser.zero_grad()
         self.loss += loss
@@ -187,7 +197,16 @@ class Training:
 
     def _make_optimiser(self) -> torch.optim.Optimizer:
         on_gpu = self.device.type == "cuda"
-        groups = _decay_groups(self.model, self.recipe)
+        # The recipe's decay is for convolutions alone, with all that is inside them: a reparametrised one keeps its
+        # parameters there. A regulariser's decay is for every weight, biases and scales excepted.
+        extra = sum(choice.number for choice in self.recipe.chosen if choice.row.weight_decay)
+        convolutions = [module for module in self.model.modules() if isinstance(module, nn.Conv2d)]
+        convolved = {id(parameter) for module in convolutions for parameter in module.parameters()}
+        decays: dict[float, list[nn.Parameter]] = {}
+        for parameter in self.model.parameters():
+            own = self.recipe.weight_decay if id(parameter) in convolved else 0.0
+            decays.setdefault(own + extra if parameter.dim() > 1 else 0.0, []).append(parameter)
+        groups = [{"params": parameters, "weight_decay": decay} for decay, parameters in decays.items()]
         if self.recipe.optimiser == "adam":
             return torch.optim.Adam(groups, lr=self.learning_rate, fused=on_gpu, foreach=False, capturable=on_gpu)
         return torch.optim.SGD(
@@ -204,16 +223,11 @@ def build_model(recipe: Recipe, dataset: Dataset, device: torch.device) -> nn.Mo
         batchnorm=any(choice.row.batchnorm for choice in recipe.chosen),
         dropout=noise_for(recipe.chosen),
     )
-    model.to(device=device, memory_format=memory_format(device))  # type: ignore[call-overload]
+    model.to(device=device, memory_format=MEMORY_FORMATS[device.type])  # type: ignore[call-overload]
     for choice in recipe.chosen:
         if choice.row.prepare:
             choice.row.prepare(model)
     return model
-
-
-def memory_format(device: torch.device) -> torch.memory_format:
-    """How images and kernels lie in memory: as the device's convolutions like it best."""
-    return torch.channels_last if device.type == "cuda" else torch.contiguous_format
 
 
 def trained_on(recipe: Recipe, dataset: Dataset) -> Split:
@@ -225,7 +239,9 @@ def train(
     training: Training, after_step: Callable[[], None] = lambda: None, speed: capture.Speed | None = None
 ) -> Iterator[Epoch]:
     """Trains to the end of the recipe, from wherever the training stands, and yields after each epoch."""
-    step = capture.step_of(training, speed or capture.Speed())
+    step = training.step
+    if training.device.type == "cuda" and training.ranks.count == 1:  # ranks talk to each other within a step
+        step = capture.step_of(training, speed or capture.Speed())
     while training.epoch < training.recipe.epochs:
         done = int(training.position) // training.batch_size
         if done == 0:
@@ -235,6 +251,11 @@ def train(
             after_step()
         training.expect_finite()
         yield training.end_epoch()
+
+
+def to_float(images: Tensor) -> Tensor:
+    """Bytes to the interval [-1, 1] that the networks take."""
+    return images.float().div_(127.5).sub_(1)
 
 
 def augmented(images: Tensor, index: Tensor) -> Tensor:
@@ -262,19 +283,6 @@ def _reflected(index: Tensor, size: int) -> Tensor:
     """An index beyond an edge, folded back at the edge's pixel."""
     index = index.abs()
     return torch.where(index >= size, 2 * (size - 1) - index, index)
-
-
-def _decay_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, object]]:
-    """The recipe's decay is for convolutions alone; a regulariser's is for every weight, biases and scales excepted."""
-    extra = sum(choice.number for choice in recipe.chosen if choice.row.weight_decay)
-    # With all that is inside them: a reparametrised convolution keeps its parameters there.
-    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
-    convolved = {id(parameter) for module in convolutions for parameter in module.parameters()}
-    decays: dict[float, list[nn.Parameter]] = {}
-    for parameter in model.parameters():
-        own = recipe.weight_decay if id(parameter) in convolved else 0.0
-        decays.setdefault(own + extra if parameter.dim() > 1 else 0.0, []).append(parameter)
-    return [{"params": parameters, "weight_decay": decay} for decay, parameters in decays.items()]
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

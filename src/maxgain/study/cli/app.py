@@ -21,7 +21,7 @@ import maxgain
 from maxgain.errors import MaxGainError, RecipeError
 
 from .. import memory, signals
-from ..ranks import Ranks, speaks
+from ..ranks import HERE
 from ..recipes import RECIPES, recipe_named
 from ..runs import Interrupted
 from ..wording import unknown
@@ -56,18 +56,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(errors="backslashreplace")  # the name of a file may be no text
     stop = partial(_stop, for_machines="--json" in arguments)
+    goes_on = partial(_how_to_go_on, arguments)
     # Of several ranks the first answers a signal; the others end with it.
-    listening = signals.listening(f"stopped at once{_how_to_go_on(arguments)}.") if speaks() else nullcontext()
+    listening = signals.listening(lambda: f"stopped at once{goes_on()}.") if HERE.rank == 0 else nullcontext()
     try:
-        with listening, memory.in_words(), _plain_warnings():
+        with listening, _plain_warnings():
             return _run(arguments)
     except (Interrupted, KeyboardInterrupt):
-        return stop(signals.exit_code(), f"stopped{_how_to_go_on(arguments)}.")
+        return stop(signals.exit_code(), f"stopped{goes_on()}.")
     except MaxGainError as error:
         return stop(2, str(error))
     except BrokenPipeError:  # the reader of our output has gone, as in `maxgain ... | head`
         sys.stderr.close()
         return 0
+    except (MemoryError, RuntimeError) as error:
+        return stop(2, str(memory.explained(error)))
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         return stop(2, f"{error.strerror or error}{where}.")
@@ -83,7 +86,7 @@ def _how_to_go_on(arguments: Sequence[str]) -> str:
 
 def _stop(code: int, sentence: str, *, for_machines: bool) -> int:
     """Says why it ends here: to people in a sentence, and to machines in JSON too; of several ranks, one says it."""
-    if not speaks():
+    if HERE.rank > 0:
         return code
     complain(f"maxgain: {sentence}")
     if for_machines:
@@ -101,7 +104,7 @@ def _run(arguments: list[str]) -> int:
         return 0
     if name not in COMMANDS:
         raise MaxGainError(unknown("command", name, COMMANDS))
-    if name != "train" and Ranks.started().count > 1:
+    if name != "train" and HERE.count > 1:
         raise MaxGainError(f"torchrun is for 'maxgain train': start 'maxgain {name}' once, without it.")
     command = importlib.import_module(f".{name}", __package__)
     try:
@@ -109,7 +112,7 @@ def _run(arguments: list[str]) -> int:
     except SystemExit:  # help was asked for and shown
         sys.stdout.write(_examples(command.EXAMPLES))
         raise
-    screen = Screen(for_machines=options.json, silent=not speaks())
+    screen = Screen(for_machines=options.json, silent=HERE.rank > 0)
     screen.finish(command.run(options, screen))
     return 0
 

@@ -24,12 +24,13 @@ from maxgain.measure import evaluating
 
 from .. import memory
 from ..data.splits import Split
-from ..evaluate import batches, gains, largest, to_float
+from ..evaluate import batches, gains, largest
 from ..files import write_json
 from ..place import Place, chosen_device
 from ..report import figures
 from ..run_files import open_run
 from ..tables import Column, Table
+from ..training import to_float
 from ..wording import clause
 from .terminal import Common, DataFolder, Screen, typed
 

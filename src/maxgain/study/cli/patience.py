@@ -8,11 +8,10 @@ from contextlib import suppress
 from maxgain.errors import MaxGainError
 
 from ..cost import LONG, run_seconds, training_seconds
-from ..evaluate import to_float
 from ..place import Place, chosen_device
 from ..recipes import Recipe
 from ..runs import Watcher
-from ..training import Training
+from ..training import Training, to_float
 from ..wording import duration
 from .terminal import Screen, typed
 

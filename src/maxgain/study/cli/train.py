@@ -14,7 +14,7 @@ from rich.progress import Progress
 from maxgain.errors import MissingExtraError, RunError
 
 from ..capture import Speed
-from ..ranks import Ranks
+from ..ranks import HERE
 from ..recipes import Recipe, run_name
 from ..regularisers import spelt, with_gamma
 from ..run_files import CONFIG, FILES, read_begun
@@ -68,14 +68,13 @@ def run(options: Options, screen: Screen) -> Result:
     (regulariser,) = with_gamma([options.recipe.regulariser], options.gamma)
     recipe = replace(options.recipe, regulariser=regulariser)
     out = options.out or Path("runs") / run_name(recipe)
-    ranks = Ranks.started()
     screen.show(f"{recipe.name}: {recipe.network}, {spelt(recipe.chosen)}, {counted(recipe.epochs, 'epoch')} → {out}")
     with screen.progress() as progress, _board(out, options.tensorboard) as board:
         watcher = together(_resumption(options, screen), warn_of_one(screen), progress_watcher(progress, recipe), board)
         speed = Speed(options.graph, options.compile)
         place = Place(out, options.data, options.device, options.checkpoint_seconds, speed)
-        resume = options.resume or ranks.is_restarted
-        result = perform(recipe, place, resume=resume, watcher=watcher, ranks=ranks)
+        resume = options.resume or HERE.is_restarted
+        result = perform(recipe, place, resume=resume, watcher=watcher, ranks=HERE)
     if result["note"]:
         screen.show(f"note: {result['note']}")
     screen.show(scores_table(result))
