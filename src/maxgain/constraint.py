@@ -74,8 +74,8 @@ class Constraint(ABC):
         """The layers that no step has found a size of yet."""
         tried = [layer for layer in self._layers if layer.own_forward and layer.kind.needs_output]
         self._proofs = Proofs(tried) if tried else None
-        self._slipping = Slipping(self._layers)
-        self._until_look = 1
+        self._slipping: Slipping | None = None
+        self._until_look = 2
         """After how many more steps the weights are looked at."""
         if include is None:
             tell_what_is_left_out(model, self._layers, exclude)
@@ -256,6 +256,7 @@ class Constraint(ABC):
         self._forget(share)
         self._until_look -= 1
         if self._until_look == 0:
+            self._slipping = self._slipping or Slipping(self._layers)
             self._until_look = self._slipping.look(self._sizes, self._scales)
 
     def _divide_by_layer(self, share: Share, sizes: Tensor, found_inf: Tensor | None) -> None:
