@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -160,6 +163,26 @@ def test_a_search_on_a_cluster_finds_what_it_finds_here(cluster, tmp_path, monke
     assert main([*command, str(tmp_path / "here"), "--jobs", "1"]) == 0
     for name in ("curve.json", "tuned.json"):
         assert (tmp_path / "ray" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
+
+
+@slow
+def test_the_example_of_the_documentation_starts_a_cluster_by_itself(tmp_path):
+    page = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^maxgain (compare digits .*--engine ray.*)$", page, re.MULTILINE)
+    assert "--address" not in line
+    paths = os.pathsep.join(path for path in sys.path if path)
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "maxgain", *shlex.split(line), "--json"],
+        cwd=tmp_path,
+        env=alone | {"PYTHONPATH": paths, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["contrasts"]
+    assert len(recorded(tmp_path / "compare-ray")) == 4
 
 
 # Where runs are kept, and their data

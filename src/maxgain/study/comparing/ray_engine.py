@@ -83,7 +83,9 @@ def on_ray(address: str | None, jobs: int | None, per_gpu: int | None, device: s
         expect_count("--per-gpu", per_gpu)
     if device not in ("auto", "cpu", "cuda"):
         raise RecipeError(f"on a Ray cluster --device is cpu, cuda or auto, not {device!r}: Ray chooses the GPU.")
-    _connect(address if address is not None else os.environ.get("RAY_ADDRESS") or "local")
+    if address in (None, "auto"):
+        address = os.environ.get("RAY_ADDRESS") or address
+    _connect("local" if address is None else address)
     try:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         gpus, room = _share([node["Resources"] for node in nodes], per_gpu, device)
@@ -267,7 +269,8 @@ def _connect(address: str) -> None:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **how)
     except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
         ray.shutdown()
-        raise RunError(f"cannot use the Ray cluster {address!r}: {_first_line(error)}.") from error
+        reason = f"{_first_line(error)}; if it asks for a token, set RAY_AUTH_MODE=token"
+        raise RunError(f"cannot use the Ray cluster {address!r}: {reason}.") from error
     finally:
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
