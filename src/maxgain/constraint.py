@@ -256,8 +256,12 @@ class Constraint(ABC):
         self._forget(share)
         self._until_look -= 1
         if self._until_look == 0:
-            self._slipping = self._slipping or Slipping(self._layers)
-            self._until_look = self._slipping.look(self._sizes, self._scales)
+            self._until_look = self._look()
+
+    def _look(self) -> int:
+        """From time to time: is any weight divided in vain? Returns after how many steps to look again."""
+        self._slipping = self._slipping or Slipping(self._layers)
+        return self._slipping.look(self._sizes, self._scales)
 
     def _divide_by_layer(self, share: Share, sizes: Tensor, found_inf: Tensor | None) -> None:
         """The usual case, one size per layer: everything but the division itself is done for all layers at once."""

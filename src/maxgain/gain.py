@@ -17,6 +17,7 @@ from .errors import MaxGainError, MeasurementWarning
 from .functional import check_p
 from .layers import Instance
 from .observe import UNMEASURED, RunningMaximum, Tally
+from .rounding import Rounding
 
 Measure = Literal["stale", "fresh"]
 Strength = Literal["full", "rate"]
@@ -102,6 +103,7 @@ class MaxGain(Constraint):
         self._steps = 0
         self._dropped_seen = 0
         self._asked: Tensor | None = None
+        self._rounding: Rounding | None = None
         super().__init__(model, gamma, include=include, exclude=exclude)
         self._resting = [0] * len(self._layers)
         """How many steps each layer will not be measured for; zeros unless ``every`` is more than 1."""
@@ -150,6 +152,17 @@ class MaxGain(Constraint):
         if self.measure == "fresh":
             for position in share.positions:
                 self._maxima[position].let_go()
+
+    def _look(self) -> int:
+        if self.measure == "stale" and not torch_quirks.is_capturing(self._device):
+            self._rounding = self._rounding or Rounding(self._hooks)
+            self._rounding.look()
+        return super()._look()
+
+    def detach(self) -> None:
+        """Leave the model and its optimisers as they were before; the weights stay as they are."""
+        super().detach()
+        self._rounding = None
 
     def _look_at(self, dropped: Tensor) -> None:
         """Warn of measurements that were dropped, without ever waiting for an accelerator."""

@@ -69,7 +69,7 @@ class Hook(torch_quirks.ForwardHook):
         self.layer = layer
         self.observe = observe
         self.note = note
-        """Told of each call that is not compiled: the input, and all that was given besides."""
+        """Told of each call that is not compiled: input, output, and all that was given besides."""
         self.look: Callable[[], None] | None = None
         """Called in each forward that is not compiled."""
         self.first = next(iter(inspect.signature(layer.module.forward).parameters), "input")
@@ -95,7 +95,9 @@ class Hook(torch_quirks.ForwardHook):
             self.observe(x, output)
             return
         if self.note is not None:
-            self.note(x, args[1:], {name: value for name, value in kwargs.items() if args or name != self.first})
+            self.note(
+                x, output, args[1:], {name: value for name, value in kwargs.items() if args or name != self.first}
+            )
         if self.look is not None:
             self.look()
         if torch_quirks.is_simulated(x):

@@ -85,7 +85,7 @@ class Proof:
         self._others: tuple[Any, ...] = ()
         self._keywords: dict[str, Any] = {}
 
-    def note(self, x: Any, others: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def note(self, x: Any, output: Any, others: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Of the first call: the shape of its input, and what it was given besides."""
         if self._shape is None and isinstance(x, Tensor):
             self._others, self._keywords = others, keywords

@@ -1,0 +1,86 @@
+"""Layers whose bias is so much larger than ``Wx`` that their output less the bias is mostly rounding.
+
+``Wx`` is taken as a layer's output without its bias, which costs nothing. The output is rounded, though: in bfloat16 an
+entry of 1000 is known to within 2, whatever was added to the bias. Where that matters, ``Wx`` is computed again without
+the bias. Whether it matters is looked at from time to time, so that no forward in between pays for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .distributed import is_sharded, whole_weights
+from .functional import gain
+from .layers import FoundLayer
+from .observe import Hook
+
+TOO_MUCH = 0.25
+"""How large the rounding of an output may be next to ``Wx``: it then changes a gain by half a per cent."""
+
+
+class Rounding:
+    """Finds such layers among those that are watched, and has them measured without their biases."""
+
+    def __init__(self, hooks: Iterable[Hook]) -> None:
+        self.open = {hook.layer.name: hook for hook in hooks if _adds_a_bias(hook.layer)}
+        """The layers that are measured the usual way."""
+        self._shares: dict[str, Tensor] = {}
+        self._asked: tuple[list[str], Tensor] | None = None
+
+    def look(self) -> None:
+        """Judge what the last forwards showed, and look at the next; no accelerator is waited for."""
+        ready, self._asked = self._asked, None
+        if self._shares:
+            first, *_ = self._shares.values()
+            shares = torch.stack([share.to(first.device) for share in self._shares.values()])
+            self._asked = list(self._shares), shares.to("cpu", non_blocking=True)
+            self._shares = {}
+            if first.device.type == "cpu":
+                ready, self._asked = self._asked, None
+        for name, share in zip(ready[0], ready[1].tolist(), strict=True) if ready else ():
+            if share > TOO_MUCH and name in self.open:
+                hook = self.open.pop(name)
+                hook.note = None
+                hook.observe = partial(_observe_without_bias, hook.layer, hook.observe)
+        for name, hook in self.open.items():
+            if hook.note is None:
+                hook.note = partial(self._note, name)
+
+    def _note(self, name: str, x: Any, output: Any, others: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        hook = self.open[name]
+        hook.note = None
+        if type(x) is Tensor and type(output) is Tensor and hook.layer.module.training and x.numel():
+            self._shares[name] = rounding_share(hook.layer, x, output)
+
+
+@torch.no_grad()
+def rounding_share(layer: FoundLayer, x: Tensor, output: Tensor) -> Tensor:
+    """How large the rounding of a layer's output may be next to ``Wx``, in the instance with the largest gain."""
+    dims = layer.kind.instance_dims(layer.module, x)
+    x, z = layer.kind.linear_part(layer.module, x.detach(), output.detach())
+    largest = gain(z, x, instance_dims=dims).flatten().argmax()
+    sizes = [torch.linalg.vector_norm(v.float(), dim=tuple(range(-dims, 0))).flatten() for v in (output, z)]
+    share: Tensor = torch.finfo(output.dtype).eps / 2 * sizes[0][largest] / sizes[1][largest]
+    return share
+
+
+def _adds_a_bias(layer: FoundLayer) -> bool:
+    return layer.kind.form == "affine" and not layer.own_forward and layer.module._parameters.get("bias") is not None
+
+
+@torch.no_grad()
+def _observe_without_bias(
+    layer: FoundLayer, observe: Callable[[Tensor, Tensor], None], x: Tensor, output: Tensor
+) -> None:
+    """As if the layer had no bias; it is run once more for that."""
+    bias = layer.module._parameters.get("bias")
+    if bias is None or is_sharded(bias) or not layer.module.training:
+        observe(x, output)
+        return
+    with whole_weights(layer.module, {"bias": torch.zeros_like(bias)}):
+        observe(x, layer.module.forward(x, **layer.kind.forward_arguments(output.shape)))

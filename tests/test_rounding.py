@@ -1,0 +1,87 @@
+"""A gain is that of the linear part (promise 2), also where the bias is so large that the output hardly shows it."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from maxgain import MaxGain
+
+
+def exact_gain(layer: nn.Module, x: Tensor) -> float:
+    """The largest gain in float64, without the bias."""
+    weight = layer.weight.detach().double()
+    z = nn.functional.linear(x.double(), weight) if weight.dim() == 2 else nn.functional.conv2d(x.double(), weight)
+    return float((z.flatten(1).norm(dim=1) / x.double().flatten(1).norm(dim=1)).max())
+
+
+def few_steps(model: nn.Module, x: Tensor, constraint: MaxGain, around: Any = None) -> None:
+    for _ in range(6):
+        if around is None:
+            model(x)
+        else:
+            with around:
+                model(x)
+        constraint.step()
+    if around is None:
+        model(x)
+    else:
+        with around:
+            model(x)
+
+
+LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "dense": (nn.Linear(32, 24), (16, 32)),
+    "convolution": (nn.Conv2d(3, 8, 3), (4, 3, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("ratio", [1.0, 30.0, 300.0, 3000.0])
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("autocast", [True, False])
+def test_promise_02_a_bias_in_bfloat16_that_is_much_larger_than_wx_does_not_change_the_gain(autocast, name, ratio):
+    torch.manual_seed(0)
+    layer, shape = LAYERS[name]
+    x = torch.randn(shape)
+    with torch.no_grad():
+        layer.bias.uniform_(0.5, 1.0).mul_(ratio)
+    layer = layer.float() if autocast else layer.bfloat16()
+    x = x if autocast else x.bfloat16()
+    constraint = MaxGain(layer, float("inf"))
+    few_steps(layer, x, constraint, torch.autocast("cpu", torch.bfloat16) if autocast else None)
+    assert constraint.gains[""] == pytest.approx(exact_gain(layer, x), rel=0.02)
+
+
+def test_promise_02_rows_near_zero_show_no_rounding_as_a_gain():
+    torch.manual_seed(0)
+    layer = nn.Linear(32, 24).bfloat16()
+    x = torch.randn(16, 32).bfloat16()
+    x[3] *= 1e-4
+    constraint = MaxGain(layer, float("inf"))
+    few_steps(layer, x, constraint)
+    assert constraint.gains[""] == pytest.approx(exact_gain(layer, x), rel=0.02)
+
+
+def test_promise_02_weights_that_begin_near_zero_next_to_a_bias_of_one():
+    """As the gates of gMLP."""
+    torch.manual_seed(0)
+    layer = nn.Linear(32, 24)
+    nn.init.normal_(layer.weight, std=1e-8)
+    nn.init.ones_(layer.bias)
+    x = torch.randn(16, 32)
+    constraint = MaxGain(layer, float("inf"))
+    few_steps(layer, x, constraint)
+    assert constraint.gains[""] == pytest.approx(exact_gain(layer, x), rel=0.02)
+
+
+def test_a_layer_is_run_once_more_only_if_its_bias_is_that_large():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    with torch.no_grad():
+        model[1].bias.fill_(1e9)
+    constraint = MaxGain(model, float("inf"))
+    few_steps(model, torch.randn(4, 8), constraint)
+    rounding = constraint._rounding
+    assert rounding is not None
+    assert list(rounding.open) == ["0"]
+    assert model[1].bias.eq(1e9).all(), "the bias is as it was"
