@@ -1,5 +1,6 @@
 import math
 import re
+import threading
 
 import numpy as np
 import pytest
@@ -202,3 +203,18 @@ def test_a_bound_is_given_under_our_own_hooks_and_those_that_compute_a_weight():
     prune.l1_unstructured(model[0], "weight", amount=2)
     report = operator_norms(model, torch.ones(1, 3))
     assert report.bound == pytest.approx(report.product, rel=1e-4)
+
+
+def test_other_threads_may_run_their_models_while_a_bound_is_found():
+    other, x, outcomes = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(3, 4), []
+
+    class Model(nn.Sequential):
+        def forward(self, input):
+            with ThreadPoolExecutor() as pool:
+                outcomes.append(pool.submit(other, x).exception())
+            return super().forward(input)
+
+    report = operator_norms(Model(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), x, p=1)
+    assert len(outcomes) > 1, "traced too"
+    assert set(outcomes) == {None}
+    assert report.bound == pytest.approx(report.product)

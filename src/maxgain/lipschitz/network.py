@@ -7,6 +7,7 @@ and normalisation by the input are not such chains, and nothing is claimed for t
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from operator import getitem
 from typing import Any
@@ -55,7 +56,8 @@ def _check_unchanged(name: str, module: nn.Module) -> None:
 def _links(model: nn.Module, leaves: Iterable[nn.Module]) -> list[fx.Node]:
     """The operations of a forward, each of which takes what the one before it gave, and nothing else."""
     try:
-        graph = _Tracer(leaves).trace(model)
+        with _one_at_a_time:
+            graph = _Tracer(leaves).trace(model)
     except Exception as error:  # a forward is arbitrary code, and may raise anything when it is given a stand-in
         raise NotAChainError(f"the forward of {type(model).__name__} cannot be traced") from error
     nodes = [node for node in graph.nodes if not _is_shape(node)]
@@ -68,12 +70,24 @@ def _links(model: nn.Module, leaves: Iterable[nn.Module]) -> list[fx.Node]:
     return nodes[1:-1]
 
 
+_one_at_a_time = threading.Lock()
+
+
 class _Tracer(fx.Tracer):
-    """Looks into every module but torch's own and the given ones."""
+    """Looks into every module but torch's own and the given ones.
+
+    While torch.fx traces, it hears of the calls of all modules in the process. Those in other threads go on as usual.
+    """
 
     def __init__(self, leaves: Iterable[nn.Module]) -> None:
         super().__init__()
         self.leaves = set(leaves)
+        self.thread = threading.get_ident()
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != self.thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return m in self.leaves or super().is_leaf_module(m, module_qualified_name)

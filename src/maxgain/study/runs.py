@@ -23,7 +23,7 @@ from maxgain.errors import RunError
 from maxgain.measure import GainReport
 
 from . import checkpoint, codec, memory, predictions, signals
-from .capture import stream_for
+from .capture import setting_up, stream_for
 from .data import table as datasets
 from .data.splits import Dataset, Split
 from .evaluate import answers, evaluate, gains, largest
@@ -249,6 +249,8 @@ def _conclude(run: _Run) -> None:
     kept = said["test"].predictions if "test" in said else None
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     weights = safetensors.torch.save(tensors)
+    with setting_up:  # nothing can be compiled meanwhile
+        norms = operator_norms(model, to_float(training.images[:1]), tolerance=NORM_TOLERANCE).norms
     result = {
         "key": run_key(recipe, training.fingerprint),
         "fingerprint": training.fingerprint,
@@ -264,7 +266,7 @@ def _conclude(run: _Run) -> None:
         **_scores("test", scores.get("test")),
         "max_gain": {part: largest(rows) for part, rows in quantiles.items()},
         "gain_quantiles": quantiles,
-        "operator_norms": operator_norms(model, to_float(training.images[:1]), tolerance=NORM_TOLERANCE).norms,
+        "operator_norms": norms,
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
         "predictions_sha256": kept and kept.sha256,
         "seconds": sum(line["seconds"] for line in run.history),
