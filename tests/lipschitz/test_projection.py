@@ -196,6 +196,44 @@ def test_a_state_can_be_loaded_before_and_after_anything_is_known():
         constraint.load_state_dict({"strange.size": torch.zeros(())})
 
 
+WRONG = {
+    "vectors of another input size": ("0.vectors", lambda good: good[..., :-1]),
+    "one vector": ("0.vectors", lambda good: good[:1]),
+    "vectors of whole numbers": ("3.vectors", lambda good: good.long()),
+    "vectors of a wider layer": ("3.vectors", lambda good: torch.cat([good, good], 1)),
+    "vectors that are not finite": ("3.vectors", lambda good: good * torch.nan),
+    "vectors that are no tensor": ("3.vectors", lambda good: good.tolist()),
+    "sizes of other channels": ("0.input_and_output", lambda good: good + 1),
+    "sizes of other dimensions": ("0.input_and_output", lambda good: good[:, :2]),
+    "sizes of nothing": ("0.input_and_output", lambda good: 0 * good),
+    "sizes that are not whole": ("0.input_and_output", lambda good: good.float()),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_state_whose_vectors_or_sizes_do_not_fit_is_refused_and_changes_nothing(what):
+    model = net()
+    constraint = Lipschitz(model, 0.5)
+    train(model, constraint, batches(2))
+    name, spoilt = WRONG[what]
+    good = constraint.state_dict()
+    with pytest.raises(StateError, match=name):
+        constraint.load_state_dict(good | {name: spoilt(good[name])})
+    assert same_bits(constraint.state_dict(), good)
+    constraint.load_state_dict(good)
+    train(model, constraint, batches(1), torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_state_without_its_vectors_is_refused():
+    model = net()
+    constraint = Lipschitz(model, 0.5)
+    train(model, constraint, batches(2))
+    state = constraint.state_dict()
+    del state["3.vectors"]
+    with pytest.raises(StateError, match=r"lacks '3\.vectors'"):
+        constraint.load_state_dict(state)
+
+
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"])
 def test_a_copy_goes_on_with_the_copied_model(how):
     model = net()

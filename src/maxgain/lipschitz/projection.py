@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -198,8 +199,27 @@ class FollowedNorm:
         size = state.get(f"{name}.size")
         if vectors is None and iterates and isinstance(size, Tensor) and bool(torch.isfinite(size).all()):
             raise StateError(f"the state lacks {f'{name}.vectors'!r}, which the norm's next estimate starts from.")
-        self.vectors = None if vectors is None else vectors.to(self.layer.weight.device, self.dtype, copy=True)
-        self.sizes = None if sizes is None else (tuple(sizes[0].tolist()), tuple(sizes[1].tolist()))
+        self.sizes = None if sizes is None else self._checked_sizes(name, sizes)
+        if vectors is not None:
+            belongs = self.map.input_shape if not self.needs_forwards and self.map else self.sizes and self.sizes[0]
+            shape = tuple(vectors.shape) if isinstance(vectors, Tensor) else None
+            if belongs is None or shape != (2, *belongs) or not vectors.is_floating_point():
+                expected = f"floating-point numbers of shape {(2, *belongs)} belong" if belongs else "none belong"
+                found = f"shape {shape}" if shape is not None else type(vectors).__name__
+                raise StateError(f"the state's {f'{name}.vectors'!r} has {found}, where {expected}.")
+            vectors = vectors.to(self.layer.weight.device, self.dtype, copy=True)
+        self.vectors = vectors
+
+    def _checked_sizes(self, name: str, found: Any) -> Sizes:
+        """The sizes of an input and an output that can be those of this layer."""
+        fits = isinstance(found, Tensor) and found.dtype == torch.int64 and found.dim() == 2 and len(found) == 2
+        like = self.layer.kind.input_shape(self.layer.module)[1:]
+        if fits and like:
+            fits = found.shape[1] == len(like) and int(found[0, 0]) == like[0]
+        if not fits or not bool((found > 0).all()):
+            raise StateError(f"the state's {f'{name}.input_and_output'!r} is not the size of an input of this layer.")
+        into, out = found.tolist()
+        return tuple(into), tuple(out)
 
 
 def keep_newest(norms: Sequence[FollowedNorm], found_inf: Tensor | None) -> None:
