@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import maxgain
 from maxgain import Lipschitz, MaxGain, MaxNorm, WeightClip
 from maxgain.constraint import Constraint
-from maxgain.errors import AttachError, BoundError, PatternError, StateError
+from maxgain.errors import AttachError, BoundError, PatternError, StateError, UnsupportedLayerError
 
 Make = Callable[..., Constraint]
 # The bound is one that binds on the network below from its first step on.
@@ -258,3 +258,11 @@ def test_what_makes_no_sense_is_refused_by_name(make: Make, bound: float) -> Non
         make(model, {"0": 1.0})
     with pytest.raises(AttachError, match="holds none"):
         make(model, bound).attach(sgd(net()))
+    for no_model in (5, net, [net()]):
+        with pytest.raises(UnsupportedLayerError, match=r"the model must be a torch\.nn\.Module, not "):
+            make(no_model, bound)
+    for pattern in (5, [5], 0.5):
+        with pytest.raises(PatternError, match="glob over dotted layer names"):
+            make(model, bound, include=pattern)
+        with pytest.raises(PatternError, match="glob over dotted layer names"):
+            make(model, bound, exclude=pattern)

@@ -19,7 +19,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from maxgain import MaxGain
+from maxgain import Lipschitz, MaxGain
 from maxgain.errors import MeasurementWarning
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="torch was built without gloo")
@@ -144,6 +144,21 @@ def in_a_group_of_its_own(rank: int, alone: dist.ProcessGroup) -> Any:
     return constraint.gains[""], expected * (1 if rank == 0 else 0.01 / expected)
 
 
+def for_itself(rank: int, alone: dist.ProcessGroup) -> Any:
+    """With a process group there, a step on one rank alone, as for a model that only this rank has."""
+    if rank == 1:
+        return None  # and does not answer
+    model = nn.Linear(6, 4, bias=False)
+    norms = []
+    for make in (partial(MaxGain, process_group=False), partial(Lipschitz, process_group=False)):
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
+        make(model, 0.01).attach(optimiser)
+        model(torch.eye(6)).sum().backward()
+        optimiser.step()
+        norms.append(float(model.weight.detach().norm(dim=0).max()))
+    return norms
+
+
 SCENARIOS: dict[str, Callable[[int, dist.ProcessGroup], Any]] = {
     "ddp": train,
     "ddp, wrapped": partial(train, wrapped=True),
@@ -155,6 +170,7 @@ SCENARIOS: dict[str, Callable[[int, dist.ProcessGroup], Any]] = {
     "overflow": partial(overflow_on_one_rank, fused=False),
     "overflow, fused": partial(overflow_on_one_rank, fused=True),
     "own group": in_a_group_of_its_own,
+    "for itself": for_itself,
 }
 
 
@@ -243,3 +259,9 @@ def test_promise_13_a_process_group_says_who_shares_maxima(ranks: Ranks) -> None
     for rank in ranks:
         gain, expected = rank["own group"]
         assert gain == pytest.approx(expected, rel=1e-5)
+
+
+def test_promise_13_without_a_process_group_a_rank_steps_for_itself(ranks: Ranks) -> None:
+    norms = ranks[0]["for itself"]
+    assert norms[0] == pytest.approx(0.01)
+    assert norms[1] <= 0.01
