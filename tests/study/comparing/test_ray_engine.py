@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ def recorded(folder: Path) -> dict[str, Any]:
 def here(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, Any]]:
     """What this machine records for so many epochs, without Ray."""
 
+    @cache
     def trained(epochs: int) -> dict[str, Any]:
         recipe = replace(QUICK, epochs=epochs)
         place = Place(tmp_path_factory.mktemp("here"), device="cpu")
@@ -189,7 +191,7 @@ def test_the_example_of_the_documentation_starts_a_cluster_by_itself(tmp_path):
 
 
 @slow
-def test_ctrl_c_lets_the_runs_on_the_nodes_save_themselves(cluster, tmp_path, capsys):
+def test_ctrl_c_lets_runs_save_themselves_and_the_same_command_goes_on(cluster, here, tmp_path, capsys):
     command = on(cluster, tmp_path, LONG.epochs)
 
     def press() -> bool:
@@ -203,6 +205,8 @@ def test_ctrl_c_lets_the_runs_on_the_nodes_save_themselves(cluster, tmp_path, ca
     assert "what was saved is kept" in capsys.readouterr().err
     assert list(tmp_path.glob("runs/*/checkpoint.safetensors"))
     assert not (tmp_path / "results").exists()
+    assert main(command) == 0
+    assert recorded(tmp_path) == here(LONG.epochs)
 
 
 @slow

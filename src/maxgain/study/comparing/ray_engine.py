@@ -142,7 +142,7 @@ class OnRay:
             files = self._sent_out(order, self._place(dataset), watcher or Watcher())
             if files:
                 with alone_in(folder, *FILES):
-                    for name in sorted(files, key=[*FILES, RESULT].index):
+                    for name in sorted(files, key=lambda name: name == RESULT):  # which says that all is there
                         write_bytes(folder / name, files[name])
         return perform(recipe, place, dataset, resume=True)
 
