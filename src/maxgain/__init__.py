@@ -3,6 +3,7 @@
 from . import errors as errors
 from . import functional as functional
 from ._version import __version__ as __version__
+from .attention import split_attention as split_attention
 from .gain import MaxGain as MaxGain
 from .layers import register_layer as register_layer
 from .lipschitz.norms import operator_norms as operator_norms

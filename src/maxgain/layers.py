@@ -187,7 +187,7 @@ KINDS: dict[type[nn.Module] | str, LayerKind] = {
 
 _CALLED_INSIDE = "its weights are used inside one fused operation, so no input and output of a linear part can be seen"
 REFUSED: dict[type[nn.Module] | str, str] = {
-    nn.MultiheadAttention: _CALLED_INSIDE,
+    nn.MultiheadAttention: f"{_CALLED_INSIDE} (split_attention(model) makes four dense layers of it)",
     nn.modules.linear.NonDynamicallyQuantizableLinear: _CALLED_INSIDE,
     nn.RNNBase: _CALLED_INSIDE,
     nn.RNNCellBase: _CALLED_INSIDE,

@@ -1,0 +1,131 @@
+"""``nn.MultiheadAttention`` as four dense layers, so that each of its projections has a gain of its own.
+
+It multiplies by query, key, value and output projections inside one operation, three of them packed into one parameter.
+From outside one sees neither what the projections make of their inputs nor what enters the last one.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .errors import UnsupportedLayerError
+from .layers import check_model
+
+
+class SplitAttention(nn.Module):
+    """Computes what an ``nn.MultiheadAttention`` computes, and is called in the same way."""
+
+    def __init__(self, packed: nn.MultiheadAttention) -> None:
+        super().__init__()
+        self.embed_dim, self.kdim, self.vdim = packed.embed_dim, packed.kdim, packed.vdim
+        self.num_heads, self.head_dim = packed.num_heads, packed.head_dim
+        self.dropout, self.batch_first = packed.dropout, packed.batch_first
+        weights = (
+            packed.in_proj_weight.chunk(3)
+            if packed.in_proj_weight is not None
+            else (packed.q_proj_weight, packed.k_proj_weight, packed.v_proj_weight)
+        )
+        biases = (None,) * 3 if packed.in_proj_bias is None else packed.in_proj_bias.chunk(3)
+        self.q_proj, self.k_proj, self.v_proj = map(_dense, weights, biases)
+        self.out_proj = _dense(packed.out_proj.weight, packed.out_proj.bias)
+        self.train(packed.training)
+        # TransformerEncoderLayer asks for these, to see that its fused path is not for this module.
+        self.in_proj_weight = self.in_proj_bias = None
+        self._qkv_same_embed_dim = False
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The attention's output and, if they are asked for, its weights; ``is_causal`` only tells what the mask is."""
+        is_batched = query.dim() == 3
+        axis = (0 if self.batch_first else 1) if is_batched else None
+        # (batch, heads, length, head_dim) each
+        q, k, v = (
+            self._heads(projection(x), axis)
+            for projection, x in zip((self.q_proj, self.k_proj, self.v_proj), (query, key, value), strict=True)
+        )
+        mask = self._mask(q, attn_mask, key_padding_mask)
+        dropout = self.dropout if self.training else 0.0
+        weights: Tensor | None = None
+        if need_weights:
+            scores = q @ k.transpose(-2, -1) / self.head_dim**0.5
+            weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
+            mixed = F.dropout(weights, dropout) @ v
+            weights = weights.mean(1) if average_attn_weights else weights
+            weights = weights if is_batched else weights.squeeze(0)
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        together = mixed.transpose(1, 2).flatten(2)
+        return self.out_proj(together.squeeze(0) if axis is None else together.movedim(0, axis)), weights
+
+    def _heads(self, x: Tensor, axis: int | None) -> Tensor:
+        x = x.unsqueeze(0) if axis is None else x.movedim(axis, 0)
+        return x.view(*x.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
+
+    def _mask(self, q: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None) -> Tensor | None:
+        """What is added to the scores: both masks in one, with -inf where a boolean one says True."""
+        mask = None
+        if attn_mask is not None:
+            per_head = (len(q), self.num_heads, *attn_mask.shape[-2:])
+            mask = _additive(attn_mask, q) if attn_mask.dim() == 2 else _additive(attn_mask, q).view(per_head)
+        if key_padding_mask is not None:
+            padding = _additive(key_padding_mask, q).view(len(q), 1, 1, -1)
+            mask = padding if mask is None else mask + padding
+        return mask
+
+
+def _dense(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A dense layer with copies of these."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")  # draws no random numbers
+    layer.weight = nn.Parameter(weight.detach().clone(), weight.requires_grad)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
+    return layer
+
+
+def _additive(mask: Tensor, like: Tensor) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask.to(like.dtype)
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -torch.inf)
+
+
+def split_attention(model: nn.Module) -> nn.Module:
+    """Makes four dense layers of every ``nn.MultiheadAttention`` in a model: its projections, in place.
+
+    The model computes what it did before, but for rounding, and constraints and reports then take in ``q_proj``,
+    ``k_proj``, ``v_proj`` and ``out_proj``. The weights are copied into new parameters: load a checkpoint before, and
+    make the optimiser afterwards. torch's fused path for evaluation is not taken any more.
+
+    Args:
+        model: which is changed; an ``nn.MultiheadAttention`` itself is returned as another module.
+
+    >>> layer = split_attention(nn.TransformerEncoderLayer(8, nhead=2))
+    >>> [name for name, _ in layer.self_attn.named_children()]
+    ['q_proj', 'k_proj', 'v_proj', 'out_proj']
+    """
+    check_model(model)
+    made: dict[nn.Module, SplitAttention] = {}
+    for name, module in model.named_modules():
+        if type(module) is nn.MultiheadAttention:
+            if module.bias_k is not None or module.add_zero_attn:
+                raise UnsupportedLayerError(
+                    f"layer {name!r} (MultiheadAttention) cannot be split: add_bias_kv and add_zero_attn are not known."
+                )
+            made[module] = SplitAttention(module)
+        elif isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False  # its layers' fused path alone can take one
+    for module in list(model.modules()):
+        for name, child in module._modules.items():
+            if child in made:
+                module._modules[name] = made[child]
+    return made.get(model, model)
