@@ -44,6 +44,7 @@ def test_promise_17_a_sizeable_share_without_a_bound_is_named_once(constrain: An
     text = str(said[0].message)
     assert text.startswith("92% of the weights in this model's matrices have no bound")
     assert "'experts.gate_up', 'experts.down'" in text
+    assert "split_experts() takes the packed experts of transformers' models apart." in text
     assert "register_layer() teaches a type; exclude says that it is meant." in text
     assert "experts.gate_up" in constraint.unconstrained
 

@@ -4,6 +4,7 @@ from . import errors as errors
 from . import functional as functional
 from ._version import __version__ as __version__
 from .attention import split_attention as split_attention
+from .experts import split_experts as split_experts
 from .gain import MaxGain as MaxGain
 from .layers import register_layer as register_layer
 from .lipschitz.norms import operator_norms as operator_norms

@@ -28,8 +28,8 @@ class SplitAttention(nn.Module):
             else (packed.q_proj_weight, packed.k_proj_weight, packed.v_proj_weight)
         )
         biases = (None,) * 3 if packed.in_proj_bias is None else packed.in_proj_bias.chunk(3)
-        self.q_proj, self.k_proj, self.v_proj = map(_dense, weights, biases)
-        self.out_proj = _dense(packed.out_proj.weight, packed.out_proj.bias)
+        self.q_proj, self.k_proj, self.v_proj = map(dense, weights, biases)
+        self.out_proj = dense(packed.out_proj.weight, packed.out_proj.bias)
         self.train(packed.training)
         # TransformerEncoderLayer asks for these, to see that its fused path is not for this module.
         self.in_proj_weight = self.in_proj_bias = None
@@ -84,7 +84,7 @@ class SplitAttention(nn.Module):
         return mask
 
 
-def _dense(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+def dense(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """A dense layer with copies of these."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")  # draws no random numbers
     layer.weight = nn.Parameter(weight.detach().clone(), weight.requires_grad)

@@ -193,7 +193,7 @@ def tell_what_is_left_out(model: nn.Module, layers: Sequence[FoundLayer], exclud
     """Warn if many trained weights have no bound although nobody asked for that, and if LoRA hides what is bounded."""
     globs = (exclude,) if isinstance(exclude, str) else tuple(exclude)
     covered = {id(layer.weight) for layer in layers}
-    left_out, share = dict[str, int](), 0.0
+    matrices, left_out, share = dict[int, tuple[str, nn.Parameter]](), dict[str, int](), 0.0
     if not {id(parameter) for parameter in model.parameters() if _is_matrix(parameter)} <= covered:
         matrices = {id(p): (name, p) for name, p in _matrices(model, globs)}
         left_out = {name: p.numel() for identity, (name, p) in matrices.items() if identity not in covered}
@@ -201,9 +201,11 @@ def tell_what_is_left_out(model: nn.Module, layers: Sequence[FoundLayer], exclud
     if share >= SIZEABLE:
         largest = sorted(left_out, key=lambda name: -left_out[name])
         names = ", ".join(map(repr, largest[:8])) + (f" and {len(largest) - 8} more" if len(largest) > 8 else "")
+        is_packed = any(p.dim() == 3 for name, p in matrices.values() if name in left_out)
+        hint = " split_experts() takes the packed experts of transformers' models apart." if is_packed else ""
         warnings.warn(
             f"{share:.0%} of the weights in this model's matrices have no bound, because they belong to modules of a "
-            f"type that is not known: {names}. register_layer() teaches a type; exclude says that it is meant.",
+            f"type that is not known: {names}.{hint} register_layer() teaches a type; exclude says that it is meant.",
             MeasurementWarning,
             stacklevel=4,
         )

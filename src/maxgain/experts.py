@@ -1,0 +1,80 @@
+"""The packed experts of transformers' models as dense layers, so that each expert's matrices have gains of their own.
+
+Mixtral, GPT-OSS, Qwen-MoE and some sixty other models of transformers (from 5.0) keep all experts of a layer in two
+parameters with three dimensions, and say of their layout what is needed to take it apart (``is_transposed``,
+``has_bias``, ``has_gate``). From outside one sees neither which tokens an expert was given nor what lies between its
+two matrices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .attention import dense
+from .errors import UnsupportedLayerError
+from .layers import check_model
+
+LAYOUT = ("num_experts", "has_gate", "has_bias", "is_transposed", "_apply_gate", "down_proj")
+"""What modules of packed experts are known by."""
+
+
+class SplitExperts(nn.Module):
+    """Computes what a module of packed experts computes, one expert after the other, and is called in the same way."""
+
+    def __init__(self, packed: Any) -> None:
+        super().__init__()
+        self.num_experts: int = packed.num_experts
+        self.up = _unpacked(packed, "gate_up_proj" if packed.has_gate else "up_proj")
+        self.down = _unpacked(packed, "down_proj")
+        self.between = packed
+        """Without its weights: what it does between its two projections."""
+        self.train(packed.training)
+
+    def forward(self, hidden_states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """The sum of what the chosen experts make of each token; ``chosen`` and ``weights`` are (tokens, choices)."""
+        total = torch.zeros_like(hidden_states)
+        for number in range(self.num_experts):
+            token, choice = torch.where(chosen == number)
+            if len(token):
+                out = self._one(number, hidden_states[token]) * weights[token, choice, None]
+                total.index_add_(0, token, out.to(total.dtype))
+        return total
+
+    def _one(self, number: int, x: Tensor) -> Tensor:
+        between: Any = self.between
+        x = self.up[number](x)
+        out: Tensor = self.down[number](between._apply_gate(x) if between.has_gate else between.act_fn(x))
+        return between.post_expert_norm(out) if getattr(between, "has_post_expert_norm", False) else out
+
+
+def _unpacked(packed: Any, name: str) -> nn.ModuleList:
+    """One dense layer per expert of these weights, which the module no longer holds afterwards."""
+    weights, biases = packed._parameters.pop(name), packed._parameters.pop(f"{name}_bias", None)
+    matrices = weights.transpose(1, 2) if packed.is_transposed else weights
+    return nn.ModuleList(map(dense, matrices, [None] * len(matrices) if biases is None else biases))
+
+
+def split_experts(model: nn.Module) -> nn.Module:
+    """Makes dense layers of the packed experts of transformers' models: two per expert, in place.
+
+    The model computes what it did before, but for rounding, and constraints and reports then take in every expert's
+    ``up`` and ``down``. The weights are copied into new parameters: load a checkpoint before, and make the optimiser
+    afterwards. The experts are run one after the other, which is slower than transformers' grouped kernels.
+
+    Args:
+        model: which is changed. What has no packed experts stays as it is.
+    """
+    check_model(model)
+    for path, module in list(model.named_modules()):
+        for name, child in list(module._modules.items()):
+            if child is not None and all(hasattr(child, one) for one in LAYOUT) and "down_proj" in child._parameters:
+                if getattr(child, "_is_expert_parallel", False):
+                    raise UnsupportedLayerError(
+                        f"layer {f'{path}.{name}'.lstrip('.')!r} ({type(child).__name__}) cannot be split: its experts "
+                        "lie on several devices."
+                    )
+                module._modules[name] = SplitExperts(child)
+    return model
