@@ -85,3 +85,15 @@ def test_a_layer_is_run_once_more_only_if_its_bias_is_that_large():
     assert rounding is not None
     assert list(rounding.open) == ["0"]
     assert model[1].bias.eq(1e9).all(), "the bias is as it was"
+
+
+def test_transforms_between_steps_are_not_looked_at():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    constraint = MaxGain(model, float("inf"))
+    x = torch.randn(4, 8)
+    for _ in range(9):
+        model(x)
+        constraint.step()
+        torch.func.vmap(model)(x)
+    assert constraint._rounding is not None
+    assert list(constraint._rounding.open) == ["0", "1"]

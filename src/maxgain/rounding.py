@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import torch_quirks
 from .distributed import is_sharded, whole_weights
 from .functional import gain
 from .layers import FoundLayer
@@ -52,9 +53,11 @@ class Rounding:
                 hook.note = partial(self._note, name)
 
     def _note(self, name: str, x: Any, output: Any, others: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if type(x) is not Tensor or torch_quirks.is_simulated(x) or torch_quirks.is_capturing(x.device):
+            return  # this forward is not one to learn from; the next may be
         hook = self.open[name]
         hook.note = None
-        if type(x) is Tensor and type(output) is Tensor and hook.layer.module.training and x.numel():
+        if type(output) is Tensor and hook.layer.module.training and x.numel():
             self._shares[name] = rounding_share(hook.layer, x, output)
 
 
