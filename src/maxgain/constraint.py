@@ -166,8 +166,10 @@ class Constraint(ABC):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take up a state of a constraint of the same kind on the same layers; all of it, or nothing."""
+        if not isinstance(state, Mapping):
+            raise StateError(f"a state is a dictionary of tensors, as state_dict() makes it, not {state!r:.60}.")
         own = self._state()
-        strange, missing = sorted(set(state) - set(own)), sorted(set(own) - set(state))
+        strange, missing = sorted(set(state) - set(own), key=str), sorted(set(own) - set(state))
         if strange or missing:
             said = f"it lacks {missing[0]!r}" if missing else f"it has {strange[0]!r}, which is not here"
             raise StateError(f"the state belongs to another {type(self).__name__}: {said}.")

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from . import kernels
+from .arguments import check_globs
 from .distributed import is_sharded
 from .errors import AttachError, BoundError, MeasurementWarning, PatternError, UnsupportedLayerError
 from .functional import check_bound
@@ -189,9 +190,9 @@ def expect_usable(optimizer: Optimizer | None, model: nn.Module, layers: Sequenc
 # --- What is left out -------------------------------------------------------------------------------------------------
 
 
-def tell_what_is_left_out(model: nn.Module, layers: Sequence[FoundLayer], exclude: str | Iterable[str]) -> None:
+def tell_what_is_left_out(model: nn.Module, layers: Sequence[FoundLayer], exclude: str | Iterable[str] | None) -> None:
     """Warn if many trained weights have no bound although nobody asked for that, and if LoRA hides what is bounded."""
-    globs = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+    globs = check_globs(exclude)
     covered = {id(layer.weight) for layer in layers}
     matrices, left_out, share = dict[int, tuple[str, nn.Parameter]](), dict[str, int](), 0.0
     if not {id(parameter) for parameter in model.parameters() if _is_matrix(parameter)} <= covered:

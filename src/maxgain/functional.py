@@ -6,12 +6,12 @@ The problem that training solves under MaxGain is ``min f(W_1, ..., W_l)`` subje
 
 import math
 from collections.abc import Sequence
-from numbers import Real
 
 import torch
 from torch import Tensor
 
-from .errors import BoundError, NormError
+from .arguments import as_float, check_number
+from .errors import BoundError, MaxGainError, NormError
 
 LARGEST_POWER = 6
 """For p ≤ 6 the sum of 1e30 float32 powers fits in float64, so nothing has to be scaled."""
@@ -19,10 +19,7 @@ LARGEST_POWER = 6
 
 def check_p(p: float) -> float:
     """Return p if it names a norm (1 ≤ p ≤ inf), and refuse it otherwise."""
-    try:
-        number = float(p) if isinstance(p, Real) else math.nan
-    except OverflowError:  # an integer that no float can hold
-        number = math.nan
+    number = as_float(p)
     if not number >= 1:
         raise NormError(f"p must be a number from 1 to inf, not {p!r:.40}: below 1 it does not define a norm.")
     return number
@@ -30,10 +27,7 @@ def check_p(p: float) -> float:
 
 def check_bound(bound: float, what: str = "gamma") -> float:
     """Return the bound as a float if it can be divided by; ``inf`` measures without constraining."""
-    try:
-        number = float(bound) if isinstance(bound, Real) else math.nan
-    except OverflowError:  # an integer that no float can hold
-        number = math.nan
+    number = as_float(bound)
     if not number > 0:
         raise BoundError(f"{what} must be a positive number (inf measures without constraining), not {bound!r:.40}.")
     return number
@@ -56,8 +50,13 @@ def gain(z: Tensor, x: Tensor, p: float = 2.0, *, instance_dims: int | None = No
     tensor([2., 0.])
     """
     check_p(p)
+    _check_real("z", z)
+    _check_real("x", x)
     if instance_dims is None:
         instance_dims = x.dim() - 1
+    elif not isinstance(instance_dims, int) or not 0 <= instance_dims <= x.dim():
+        raise MaxGainError(f"instance_dims must be a whole number from 0 to {x.dim()}, not {instance_dims!r:.40}.")
+    _check_pair(z, x, instance_dims)
     z, x = z.detach(), x.detach()
     if instance_dims == 0:
         z, x, instance_dims = z.unsqueeze(-1), x.unsqueeze(-1), 1
@@ -71,6 +70,20 @@ def gain(z: Tensor, x: Tensor, p: float = 2.0, *, instance_dims: int | None = No
     if p == math.inf or (wide == torch.float32 and p <= LARGEST_POWER and x.device.type != "mps"):
         return _gain_with_room(z, x, p, dims, wide)
     return _gain_of_scaled_norms(z, x, p, dims, wide)
+
+
+def _check_pair(z: Tensor, x: Tensor, instance_dims: int) -> None:
+    """Refuse what has no gain: anything but two tensors of real numbers, side by side, with as many instances."""
+    if z.device != x.device:
+        raise MaxGainError(f"z lies on {z.device} and x on {x.device}: bring them together.")
+    if z.shape[: max(0, z.dim() - instance_dims)] != x.shape[: x.dim() - instance_dims]:
+        raise MaxGainError(f"z of shape {tuple(z.shape)} and x of {tuple(x.shape)} count different instances.")
+
+
+def _check_real(what: str, v: Tensor) -> None:
+    if not isinstance(v, Tensor) or not v.is_floating_point():
+        found = v.dtype if isinstance(v, Tensor) else type(v).__name__
+        raise MaxGainError(f"{what} must be a tensor of real numbers, not {found}.")
 
 
 def _gain_of_plain_norms(z: Tensor, x: Tensor, p: float, dims: tuple[int, ...], wide: torch.dtype) -> Tensor | None:
@@ -148,9 +161,19 @@ def project_(weight: Tensor, gain: Tensor | float, gamma: float) -> Tensor:
     >>> project_(torch.tensor([[6.0]]), gain=3.0, gamma=2.0)
     tensor([[4.]])
     """
-    check_bound(gamma)
-    wide = torch.promote_types(gain.dtype if isinstance(gain, Tensor) else weight.dtype, torch.float32)
-    size = finite(torch.as_tensor(gain, dtype=wide, device=weight.device))
+    gamma = check_bound(gamma)
+    _check_real("weight", weight)
+    if not isinstance(gain, Tensor):
+        gain = torch.tensor(check_number("gain", gain), dtype=weight.dtype, device=weight.device)
+    _check_real("gain", gain)
+    if gain.is_meta:
+        raise MaxGainError("a gain on the meta device has no value to divide by.")
+    size = finite(gain.to(weight.device, torch.promote_types(gain.dtype, torch.float32)))
+    try:
+        size.expand_as(weight)
+    except RuntimeError as error:
+        shapes = f"{tuple(gain.shape)} and {tuple(weight.shape)}"
+        raise MaxGainError(f"a gain and a weight of these shapes do not fit together: {shapes}.") from error
     shrink_all_([weight], [(size / gamma).clamp_min_(1.0)])
     return weight
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from . import torch_quirks
+from .arguments import check_choice, check_count
 from .constraint import Constraint
 from .coverage import Bound, Share
 from .distributed import Group, largest_of_ranks
@@ -85,19 +86,10 @@ class MaxGain(Constraint):
         process_group: Group = None,
     ) -> None:
         self.p = check_p(p)
-        for what, value, choices in (
-            ("instance", instance, get_args(Instance)),
-            ("measure", measure, get_args(Measure)),
-            ("strength", strength, get_args(Strength)),
-        ):
-            if value not in choices:
-                raise MaxGainError(f"{what} must be {' or '.join(map(repr, choices))}, not {value!r}.")
-        self.instance: Instance = instance
-        self.measure: Measure = measure
-        self.strength: Strength = strength
-        if not (isinstance(every, int) and every >= 1):
-            raise MaxGainError(f"every must be a whole number from 1, not {every!r}.")
-        self.every = every
+        self.instance: Instance = check_choice("instance", instance, get_args(Instance))
+        self.measure: Measure = check_choice("measure", measure, get_args(Measure))
+        self.strength: Strength = check_choice("strength", strength, get_args(Strength))
+        self.every = check_count("every", every)
         self.process_group = process_group
         self._reads_weights = measure == "fresh"
         self._steps = 0

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from .arguments import check_globs
 from .errors import NothingToConstrainError, PatternError, UnsupportedLayerError
 from .functional import without_bias
 
@@ -345,11 +346,7 @@ def matches(name: str, glob: str) -> bool:
 
 
 def _globs(patterns: str | Iterable[str] | None) -> tuple[str, ...] | None:
-    if patterns is None:
-        return None
-    if not isinstance(patterns, Iterable):
-        raise PatternError(f"include and exclude take a glob over dotted layer names or several, not {patterns!r}.")
-    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    return None if patterns is None else check_globs(patterns)
 
 
 def check_model(model: nn.Module) -> None:

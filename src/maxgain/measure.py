@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .arguments import check_choice
 from .errors import MaxGainError, MeasurementWarning, MissingExtraError
 from .functional import check_p
 from .layers import FoundLayer, Instance, find_layers
@@ -117,6 +118,7 @@ def measure_gains(
     16
     """
     check_p(p)
+    check_choice("instance", instance, get_args(Instance))
     batches = several(batches)
     layers = find_layers(model, include, exclude, rescale=False)
     seen: dict[str, list[Tensor]] = {layer.name: [] for layer in layers}
@@ -203,7 +205,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def several(batches: Iterable[Any]) -> Iterable[Any]:
     """The batches, unless it is one that would be taken for many."""
-    if isinstance(batches, Tensor | Mapping):
+    if isinstance(batches, Tensor | np.ndarray | Mapping | str | bytes):
         raise MaxGainError("batches must be several: put a single one into a list, as in [batch].")
     if not isinstance(batches, Iterable):
         raise MaxGainError(f"batches must be an iterable of batches, such as a list or a DataLoader, not {batches!r}.")
@@ -224,9 +226,9 @@ def call(model: nn.Module, batch: Any, device: torch.device, what: str = "the ba
     except MaxGainError:
         raise
     except Exception as error:  # a forward is arbitrary code, and may raise anything when it is given the wrong input
-        said = str(error).strip().partition("\n")[0]
+        said = str(error).strip().partition("\n")[0].removesuffix(".")
         raise MaxGainError(
-            f"{type(model).__name__} cannot be run on {what} ({_described(batch)}): {type(error).__name__}: {said}"
+            f"{type(model).__name__} cannot be run on {what} ({_described(batch)}): {type(error).__name__}: {said}."
         ) from error
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .arguments import check_callable, check_count, check_positive
 from .constraint import Constraint
 from .errors import MaxGainError, MeasurementWarning
 
@@ -93,17 +94,13 @@ class Monitor:
         window: int = 100,
         on_alarm: Callable[[Alarm], None] = warn,
     ) -> None:
-        if every < 1:
-            raise MaxGainError(f"every must be at least 1, not {every}.")
-        if not factor > 1:
-            raise MaxGainError(f"factor must be greater than 1, not {factor}: gains always vary a little.")
-        if window < ENOUGH:
-            raise MaxGainError(f"window must be at least {ENOUGH}, not {window}: fewer gains are no history.")
+        if not hasattr(constraint, "bounds"):
+            raise MaxGainError(f"a constraint, such as MaxGain, can be watched, and not {constraint!r:.60}.")
         self.constraint = constraint
-        self.every = every
-        self.factor = factor
-        self.window = window
-        self.on_alarm = on_alarm
+        self.every = check_count("every", every)
+        self.factor = check_positive("factor", factor, above=1)  # gains always vary a little
+        self.window = check_count("window", window, least=ENOUGH)  # fewer are no history
+        self.on_alarm = check_callable("on_alarm", on_alarm)
         self._send = sender(writer)
         self._histories: dict[str, deque[float]] = {}
         self._alarmed: set[str] = set()
@@ -116,7 +113,7 @@ class Monitor:
         Args:
             step: the number of the training step that was just taken.
         """
-        if step % self.every:
+        if check_count("step", step, least=0) % self.every:
             return
         gains = self.constraint.gains
         self._send(curves(self.constraint, gains), step)

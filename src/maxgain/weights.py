@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from .arguments import check_globs
 from .constraint import Constraint
 from .coverage import Bound, Share
 from .distributed import whole
@@ -60,8 +61,7 @@ class MaxNorm(Constraint):
                 f"layer {scales[0].name!r} ({type(scales[0].module).__name__}) has no units with incoming weights, but "
                 f"one scale per channel. Leave it out with exclude={scales[0].name!r}."
             )
-        left_out = (exclude,) if isinstance(exclude, str) else tuple(exclude)
-        left_out += tuple(glob.escape(layer.name) for layer in scales)
+        left_out = check_globs(exclude) + tuple(glob.escape(layer.name) for layer in scales)
         super().__init__(model, bound, include=include, exclude=left_out)
 
     def _estimate(self, share: Share) -> list[Tensor]:

@@ -172,5 +172,5 @@ def test_what_has_no_slope_is_refused():
         sampled_slope(Pair(2, 2), [torch.randn(3, 2)])
     with pytest.raises(MaxGainError, match="not finite"):
         sampled_slope(layer, [torch.full((3, 2), math.inf)])
-    with pytest.raises(MaxGainError, match="points and iterations must be whole numbers from 1"):
+    with pytest.raises(MaxGainError, match="must be a whole number from 1 to"):
         sampled_slope(layer, [torch.randn(3, 2)], points=0)

@@ -203,7 +203,7 @@ def test_what_makes_no_sense_is_said_in_pythons_words(data, tmp_path) -> None:
         dataset("mine", TensorDataset(images), part(2))
     with pytest.raises(RecipeError, match=r"it takes \(shape, classes, batchnorm\)"):
         train(data, "batchnorm", network=my_network, out=tmp_path, **QUICK)
-    with pytest.raises(RecipeError, match="a recipe cannot be made of these settings"):
+    with pytest.raises(RecipeError, match="there is no setting 'rate'"):
         train(data, out=tmp_path, rate=3)
     with pytest.raises(RecipeError, match="needs folds or seeds"):
         compare(data, ["none"], out=tmp_path)

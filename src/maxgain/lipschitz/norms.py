@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import MaxGainError, NotMeasuredError
+from ..arguments import check_count, check_is, check_positive
+from ..errors import NotMeasuredError
 from ..layers import FoundLayer, find_layers
 from ..measure import ITSELF, call, evaluating, rich_table
 from ..observe import Hook
@@ -129,7 +129,9 @@ def operator_norms(
     ['']
     """
     check_operator_p(p)
-    _check_effort(tolerance, max_iterations)
+    check_positive("tolerance", tolerance)
+    check_count("max_iterations", max_iterations)
+    check_is("start", start, (NormReport, type(None)), "an earlier report of operator_norms")
     layers = find_layers(model, include, exclude, rescale=False)
     with evaluating(model):
         sizes = _sizes_in_forward(model, layers, example_input)
@@ -141,13 +143,6 @@ def operator_norms(
             found[layer.name] = max(norms, key=lambda norm: norm.value)
         bound, covers = _network_bound(model, layers, found, p, tolerance)
     return NormReport(float(p), found, bound, covers)
-
-
-def _check_effort(tolerance: float, max_iterations: int) -> None:
-    if not (isinstance(tolerance, Real) and tolerance > 0):
-        raise MaxGainError(f"tolerance must be a positive number, not {tolerance!r}.")
-    if not (isinstance(max_iterations, int) and max_iterations >= 1):
-        raise MaxGainError(f"max_iterations must be a whole number from 1, not {max_iterations!r}.")
 
 
 def _sizes_in_forward(model: nn.Module, layers: list[FoundLayer], example_input: Any) -> dict[str, set[Sizes]]:

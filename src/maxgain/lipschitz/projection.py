@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import torch_quirks
+from ..arguments import check_count
 from ..constraint import Constraint
 from ..coverage import Bound, Share
 from ..distributed import Group, largest_of_ranks
-from ..errors import MaxGainError, StateError
+from ..errors import StateError
 from ..functional import finite
 from ..kernels import Replayed
 from ..layers import FoundLayer
@@ -71,10 +72,8 @@ class Lipschitz(Constraint):
         exclude: str | Iterable[str] = (),
         process_group: Group = None,
     ) -> None:
-        if not (isinstance(iterations, int) and iterations >= 1):
-            raise MaxGainError(f"iterations must be a whole number from 1, not {iterations!r}.")
         self.p = check_operator_p(p)
-        self.iterations = iterations
+        self.iterations = check_count("iterations", iterations)
         self.process_group = process_group
         self._replayed = Replayed[tuple[Tensor, list[Tensor | None]]]()
         super().__init__(model, bound, include=include, exclude=exclude)

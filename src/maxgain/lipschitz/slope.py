@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..arguments import check_count
 from ..errors import MaxGainError
 from ..functional import check_p, gain
 from ..layers import check_model
@@ -74,8 +75,12 @@ def sampled_slope(
     >>> slope.value >= slope.random_pairs
     True
     """
-    check_p(p)
+    p = check_p(p)
     check_model(model)
+    efforts = {"pairs": pairs, "neighbours": neighbours, "points": points, "iterations": iterations}
+    for what, count in efforts.items():
+        check_count(what, count)
+    check_count("seed", seed, least=0)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     inputs = [batch[0] if isinstance(batch, tuple | list) else batch for batch in several(batches)]
     if not inputs or not all(isinstance(x, Tensor) and x.is_floating_point() for x in inputs):
@@ -83,8 +88,6 @@ def sampled_slope(
     if len({x.shape[1:] for x in inputs}) > 1:
         raise MaxGainError("a slope needs inputs of one shape, and those of these batches differ.")
     x = torch.cat(inputs).to(device)
-    if min(pairs, neighbours, points, iterations) < 1:
-        raise MaxGainError("pairs, neighbours, points and iterations must be whole numbers from 1.")
     if len(x) < 2:
         raise MaxGainError(f"a slope needs two inputs at least, not {len(x)}.")
     generator = torch.Generator().manual_seed(seed)

@@ -17,10 +17,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from maxgain.arguments import check_count
 from maxgain.errors import MaxGainError, RecipeError
 
 from .comparing import asking, records, tuned
@@ -36,17 +37,21 @@ from .comparing.tuning_rule import Grid, dimensions, refuse_unused
 from .data.splits import Dataset
 from .own import Network, dataset, known
 from .place import Place
+from .reading import converted
 from .recipes import Recipe, recipe_named
 from .report import page as pages
 from .runs import Interrupted, perform
 from .trained import Trained
-from .wording import clause, counted
+from .wording import clause, counted, unknown
 
 __all__ = ["compare", "dataset", "page", "train", "tune"]
 
 Data = Dataset | str
 """What `dataset` made, or the name of a recipe that 'maxgain list recipes' shows, with the data set that it names."""
 Tell = Callable[[str], None]
+T = TypeVar("T")
+FIXED = {"name", "dataset"}
+"""What the data decide."""
 
 
 def train(
@@ -101,13 +106,15 @@ def tune(
     """
     with _asked_in_python(), _recipe(data, network, regulariser, settings) as recipe:
         grids = [Grid.parsed(text) for text in _texts("grid", grid)]
+        if trials is not None:
+            check_count("trials", trials)
         if grids and trials is not None:
             raise RecipeError("a grid has as many trials as values: leave out --trials or --grid.")
-        refuse_unused(grids, [regulariser])
+        refuse_unused(grids, [recipe.regulariser])
         place = _place(data, out, device)
         search = searching.Search(
             recipe=recipe,
-            space=dimensions(regulariser, grids),
+            space=dimensions(recipe.regulariser, grids),
             folder=place.folder,
             trials=None if grids else searching.TRIALS if trials is None else trials,
             device=place.device,
@@ -160,20 +167,21 @@ def compare(
         **settings: Fields of a recipe: epochs, learning_rate, batch_size, optimiser, seed, ...
     """
     with _asked_in_python(), _recipe(data, network, None, settings) as recipe:
-        asked = Asked(
-            recipe=recipe,
-            regularisers=_texts("regularisers", regularisers),
-            folds=folds,
-            seeds=seeds,
-            baseline=baseline,
-            contrasts=_texts("contrasts", contrasts),
-            rope=rope,
-            decide_by=decide_by,
-            tuned=tuned,
-            budget=budget,
-            grid=_texts("grid", grid),
-            hold_out=hold_out,
-        )
+        given = {
+            "recipe": recipe,
+            "regularisers": _texts("regularisers", regularisers),
+            "folds": folds,
+            "seeds": seeds,
+            "baseline": baseline,
+            "contrasts": _texts("contrasts", contrasts),
+            "rope": rope,
+            "decide_by": decide_by,
+            "tuned": tuned,
+            "budget": budget,
+            "grid": _texts("grid", grid),
+            "hold_out": hold_out,
+        }
+        asked = _typed(given, Asked)
         place = _place(data, out, device)
         comparison = asking.answered(asked, place, _performing(tell))
         asking.write(comparison, place)
@@ -222,11 +230,18 @@ def _recipe(data: Data, network: Network | None, regulariser: str | None, settin
         raise RecipeError(f"data must be what `dataset` makes or the name of a recipe, not {type(data).__name__}.")
     with known(recipe.network if network is None else network, own) as name:
         named = {"network": name} | ({} if regulariser is None else {"regulariser": regulariser})
-        try:
-            asked = replace(recipe, **named | settings)
-        except TypeError as error:
-            raise RecipeError(f"a recipe cannot be made of these settings: {clause(error)}.") from error
-        yield asked
+        for setting in settings:
+            if setting not in (known_settings := {field.name for field in fields(Recipe)} - FIXED):
+                raise RecipeError(unknown("setting", setting, known_settings))
+        yield _typed(asdict(recipe) | named | settings, Recipe)
+
+
+def _typed(values: dict[str, Any], kind: type[T]) -> T:
+    """An object of values that may be of any type, refused where one has a wrong one."""
+    try:
+        return converted(values, kind)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise RecipeError(f"this cannot be trained: {clause(error)}.") from error
 
 
 def _place(data: Data, out: str | Path, device: str) -> Place:
@@ -241,9 +256,11 @@ def _path(given: str | Path) -> Path:
     return Path(given)
 
 
-def _texts(name: str, given: str | Iterable[str]) -> tuple[str, ...]:
+def _texts(name: str, given: Any) -> tuple[str, ...]:
     """One text or several, as a tuple."""
-    texts = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (given,)
+    # An array has ideas of its own about what can be iterated over.
+    several = isinstance(given, Iterable) and not isinstance(given, str) and not hasattr(given, "shape")
+    texts = tuple(given) if several else (given,)
     if not all(isinstance(text, str) for text in texts):
         raise RecipeError(f"{name} must be texts, such as ['none', 'maxgain=2'], not {given!r:.60}.")
     return texts

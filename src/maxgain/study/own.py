@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from maxgain.errors import DataError, RecipeError
+from maxgain.errors import DataError, MaxGainError, RecipeError
 
 from .data.splits import Dataset, Split, cut, stratified_order
 from .data.table import DATASETS
@@ -61,7 +61,7 @@ def dataset(
         parts |= {"train": parts["train"].take(rest), "validation": parts["train"].take(held_out)}
     _expect_alike(parts)
     most = max(int(part.labels.max()) for part in parts.values())
-    named = tuple(map(str, range(most + 1))) if classes is None else tuple(map(str, classes))
+    named = _names(range(most + 1) if classes is None else classes)
     if most >= len(named):
         raise DataError(f"there is a label {most}, but only {len(named)} classes, counted from 0.")
     return Dataset(name, parts["train"], parts["validation"], parts["test"], named)
@@ -93,6 +93,12 @@ def _expect_name(name: Any) -> None:
         raise DataError(f"a data set's name is a few words without a slash, not {name!r:.60}.")
     if name in DATASETS or name.strip() != name or name.startswith((".", "-")):
         raise DataError(f"a data set of your own cannot be called {name!r}: choose another name.")
+
+
+def _names(classes: Any) -> tuple[str, ...]:
+    if isinstance(classes, str) or not isinstance(classes, Sequence):
+        raise DataError(f"classes must be the names of the classes in their order, not {classes!r:.60}.")
+    return tuple(map(str, classes))
 
 
 def _expect_alike(parts: dict[str, Split]) -> None:
@@ -189,7 +195,15 @@ def _builder(network: Any) -> Any:
                 f"the network {_called(network)} cannot be made: it takes (shape, classes"
                 f"{''.join(f', {name}' for name in wanted)}), but {clause(error)}."
             ) from error
-        made = network(shape, classes, **wanted)
+        try:
+            made = network(shape, classes, **wanted)
+        except MaxGainError:
+            raise
+        except Exception as error:  # whatever somebody's own code may raise
+            raise RecipeError(
+                f"the network {_called(network)} cannot be made for images of {shape} and {classes} classes: "
+                f"{type(error).__name__}: {clause(error)}."
+            ) from error
         if not isinstance(made, nn.Module):
             raise RecipeError(f"the function {_called(network)} makes a {type(made).__name__}, and not a network.")
         return made

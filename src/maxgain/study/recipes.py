@@ -17,6 +17,9 @@ from .limits import expect_count
 from .regularisers import REGULARISERS, Chosen, numbers, parse, settled, spelt
 from .wording import unknown
 
+LARGEST = 1e30
+"""Of learning rates and decays; weights in float32 hold little more."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -71,8 +74,9 @@ class Recipe:
             if not getattr(self, name) > 0:
                 raise RecipeError(f"{_flag(name)} must be positive, not {getattr(self, name)}.")
         for name in ("learning_rate", "decay", "weight_decay"):
-            if math.isinf(getattr(self, name)):
-                raise RecipeError(f"{_flag(name)} must be finite, not {getattr(self, name)}.")
+            if getattr(self, name) > LARGEST:
+                most = "finite" if math.isinf(getattr(self, name)) else f"at most {LARGEST:g}"
+                raise RecipeError(f"{_flag(name)} must be {most}, not {getattr(self, name)}.")
         for name in ("epochs", "cross_validation"):
             if getattr(self, name) is not None:
                 expect_count(_flag(name), getattr(self, name))
