@@ -257,7 +257,7 @@ class Constraint(ABC):
             self._divide_by_layer(share, sizes, found_inf)
         self._forget(share)
         self._until_look -= 1
-        if self._until_look == 0:
+        if self._until_look == 0 and isinstance(sizes, Tensor):  # sizes of weights alone come down with them
             self._until_look = self._look()
 
     def _look(self) -> int:
