@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,22 @@ def test_the_method_never_imports_the_study(path: Path) -> None:
 def test_the_walk_over_imports_sees_relative_ones() -> None:
     assert "maxgain.functional" in imported(PACKAGE / "gain.py")
     assert "torch.nn" in imported(PACKAGE / "gain.py")
+
+
+def test_every_public_name_is_there_and_torch_is_imported_with_the_first() -> None:
+    """Type checkers read the names in one list, Python finds them by another."""
+    content = (PACKAGE / "__init__.py").read_text(encoding="utf-8")
+    told = set(re.findall(r"^    from .* as (\w+)$", content, re.MULTILINE))
+    assert told == {*dir(maxgain)} - {"__version__"}
+    assert all(getattr(maxgain, name) is not None for name in dir(maxgain))
+    code = "import sys, maxgain; print('torch' in sys.modules); maxgain.MaxGain; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
+def test_what_is_no_public_name_is_not_found() -> None:
+    with pytest.raises(AttributeError, match="module 'maxgain' has no attribute 'maxgian'"):
+        _ = maxgain.maxgian  # type: ignore[attr-defined]
 
 
 def test_the_method_imports_nothing_but_torch_and_numpy() -> None:

@@ -60,6 +60,18 @@ def test_folders_that_hold_no_run_are_named(tmp_path: Path) -> None:
         read_metrics(tmp_path)
 
 
+def test_epochs_that_a_result_is_not_about_are_refused(tmp_path: Path, finished: Path) -> None:
+    """As weights are: a flipped bit is no other number, and a line that is missing is not passed over."""
+    result = read_result(finished)
+    lines = (finished / "metrics.jsonl").read_text().splitlines(keepends=True)
+    assert len(read_metrics(finished, result)) == len(lines)
+    changed = [lines[0].replace('"epoch": 1', '"epoch": 3'), *lines[1:]]
+    for damaged in (changed, lines[:-1], lines[::-1], [*lines, lines[0]]):
+        (tmp_path / "metrics.jsonl").write_text("".join(damaged))
+        with pytest.raises(RunError, match=r"metrics\.jsonl is damaged or of another run"):
+            read_metrics(tmp_path, result)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [

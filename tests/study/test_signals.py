@@ -1,10 +1,12 @@
 """Ctrl-C, SIGTERM and SIGHUP ask a process to stop, all alike; whoever asks twice is not kept waiting."""
 
+import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -102,3 +104,22 @@ def test_a_busy_process_answers_the_first_signal_and_ends_at_the_second(number: 
         process.send_signal(number)
         assert process.stderr.read() == "maxgain: it is over.\n"
     assert process.returncode == 128 + number
+
+
+@pytest.mark.parametrize("module", ["maxgain", "maxgain.study"])
+def test_ctrl_c_while_torch_is_imported_is_answered_with_a_sentence(module: str, tmp_path: Path) -> None:
+    """A torch that is never done with being imported stands in for the real one, which takes seconds."""
+    (tmp_path / "torch.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(1000)\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    with subprocess.Popen(
+        [sys.executable, "-m", module, "list"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        told = process.communicate()[1]
+    assert (process.returncode, told) == (130, "maxgain: stopped before anything was begun.\n")

@@ -52,7 +52,7 @@ def kept(folder: Path) -> Kept:
     result = json.loads((folder / "result.json").read_text())
     for part in (*lines, result):
         del part["seconds"]
-    del result["finished"], result["command"], result["sha256"]  # which is of all the others
+    del result["finished"], result["command"], result["metrics_sha256"], result["sha256"]  # the last is of all others
     result["predictions"] = (folder / "predictions.npz").read_bytes()
     return (folder / "model.safetensors").read_bytes(), lines, result
 

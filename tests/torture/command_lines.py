@@ -33,7 +33,7 @@ NUMBERS = (
     ),
 )
 TEXTS = (
-    *("", " ", "-", "--", "---", "=", "+", "*", "?", "[", "[a", "..", "../..", "/", "\\", "'", '"', "%", "%s", "{0}"),
+    *("", " ", "-", "--", "---", "=", "+", "*", "?", "[", "[a", "\\", "'", '"', "%", "%s", "{0}", "9" * 5000),
     *("\n", "\t", "\x1b[31m", "\x07", "a\nb", "\udcff", "é", "名", "😀", "\u202e", "x" * 300, "x" * 5000),
     *("<script>", "$HOME", "$(id)", "`id`", "; id", "| id", "&", "None", "null", "nan", "inf", "0", "-1"),
 )
@@ -98,8 +98,19 @@ MODELS = (
         "builtins:exit",
         "builtins:object",
     ),
+    *("os:abort", "os:_exit", "faulthandler:_sigsegv", "nowhere:" + "x" * 5000),
     *("maxgain.study.cli.app:main", "torture.models:raises", "torture.models:exits", "torture.models:nothing"),
     *("torture.models:not_a_number", "torture.models:greedy", "torture.models:needs_arguments", "torture.models:odd"),
+)
+ENGINES = ("ray", "ray", "local", "Ray", "dask", "", "ray ")
+ADDRESSES = (
+    *("auto", "127.0.0.1:1", "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:" + "9" * 5000, "127.0.0.1:-1", "127.0.0.1:"),
+    *("ray://127.0.0.1:1", "http://127.0.0.1:1", ":6379", "[::1]:1", "[::1", "..:6379", "x" * 5000 + ":1", "\udcff:1"),
+    *("127.0.0.1:x", "127.0.0.1:²", "127.0.0.1:١", "a b:1", "\n:1", "", ":", "None"),
+)
+SHARDS = (
+    *("0/1", "0/2", "1/2", "7/8", "1/1", "2/1", "0/0", "-1/2", "0/-2", "1/0", "0", "/", "0/", "/2", "0/2/3", "a/b"),
+    *("1.5/2", "0/ 2", "0/1e3", "١/٢", "²/3", "0/" + "9" * 400, "0/" + "9" * 5000, "9" * 5000 + "/1", "0\n/2", "0\\2"),
 )
 
 # What may follow a flag; after any other, numbers and texts of all kinds do.
@@ -111,6 +122,9 @@ VALUES = {
     "grid": GRIDS,
     "model": MODELS,
     "input": SHAPES,
+    "engine": ENGINES,
+    "address": ADDRESSES,
+    "shard": SHARDS,
 }
 PATHS = ("data", "document", "out", "results", "work")
 """The flags that name files and folders: after them follows nothing outside of the test's own folder."""
@@ -122,7 +136,7 @@ def paths(place: Path) -> tuple[str, ...]:
     special = ("pipe", "loop", "zero", "file", "empty", "file/below", "foreign", "nowhere/at/all", "x" * 300, "\udcff")
     return (
         *(str(place / name) for name in special),
-        *("/nowhere", "/dev/null", "/dev/zero", "/dev/null/x", "/proc/self/mem", "/proc/1", "~nobody-there"),
+        *("/dev/null", "/dev/zero", "/dev/null/x", "/proc/self/mem", "/proc/1", "~nobody-there"),
         *("~nobody-there/x", "$HOME/nowhere", str(place / "a\nb"), str(place / "'quoted'"), f"{place}/../{place.name}"),
     )
 
@@ -132,17 +146,19 @@ def commands(place: Path) -> list[list[str]]:
     return [
         ["train", *FAST],
         ["tune", *FAST, "--regulariser", "maxgain", "--grid", "gamma=1:2:1", "--jobs", "1"],
+        ["tune", *FAST, "--regulariser", "maxgain", "--grid", "gamma=1:2:1", "--jobs", "1", "--shard", "0/2"],
         ["compare", *FAST[:3], "--epochs", "1", "--regularisers", "none", "maxgain", "--folds", "2", "--jobs", "1"],
         ["compare", *FAST[:3], "--regularisers", "none", "--folds", "2", "--engine", "ray", "--address", "127.0.0.1:1"],
         ["gains", str(place / "run")],
         ["inspect", "--model", "torture.models:small", "--input", "3x4x4"],
         ["inspect", str(place / "run")],
         ["report", str(place / "comparison")],
-        ["merge", str(place / "merged"), str(place / "comparison")],
+        ["merge", str(place / "merged"), str(place / "comparison" / "results")],
         ["bench", "--device", "cpu", "--turns", "1"],
         ["demo"],
         ["list", "maxgain"],
         ["reproduce", "cifar10", "--dry-run"],
+        ["reproduce", "svhn", "--shard", "0/4"],
         ["data", "check", "cifar10"],
         ["data", "list"],
         ["data", "fetch", "svhn"],

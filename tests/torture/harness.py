@@ -23,6 +23,25 @@ class HangError(BaseException):
     """A command took too long; no handler of errors is meant to catch it."""
 
 
+class Failures:
+    """What failed among many tries: one that fails does not hide the next."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    @contextmanager
+    def collected(self, what: str = "") -> Iterator[None]:
+        """Notes a failure in the block, and goes on."""
+        try:
+            yield
+        except AssertionError as error:
+            self.told.append(": ".join(filter(None, (what, str(error)))))
+
+    def tell(self) -> None:
+        """Fails where anything did, and says it all."""
+        assert not self.told, "\n".join([f"{len(self.told)} failed:", *self.told])
+
+
 @contextmanager
 def impatience() -> Iterator[None]:
     """Raises where the block takes too long."""

@@ -20,7 +20,7 @@ RECIPE = replace(
 )
 RUNS = [synthetic_run(name, fold=fold, epochs=2, layers=2) for name in ("none", "maxgain") for fold in range(2)]
 
-TIMES = ("seconds", "finished", "command", "sha256")
+TIMES = ("seconds", "finished", "command", "metrics_sha256", "sha256")
 """What is about the moment, or follows from what is."""
 
 

@@ -13,7 +13,7 @@ import tyro
 from maxgain.study.cli import app, flags
 from synthetic_records import save, synthetic_records
 from torture import command_lines
-from torture.harness import answer, in_a_hurry
+from torture.harness import Failures, answer, in_a_hurry
 from torture.size import many
 
 SHARES = many(2, 20)
@@ -73,8 +73,12 @@ def test_a_bad_command_line_is_answered_in_words(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MAXGAIN_DATA", str(tmp_path / "data"))
+    codes, failures = [], Failures()
     with in_a_hurry():
-        codes = [answer(words, capsys)[0] for words in command_lines.bad(place, share, EACH)]
-    tried("bad command lines", len(codes))
-    assert codes.count(2) > len(codes) / 2, "most of them are to be refused"
+        for words in command_lines.bad(place, share, EACH):
+            with failures.collected():
+                codes.append(answer(words, capsys)[0])
+    tried("bad command lines", EACH)
+    failures.tell()
+    assert codes.count(2) > EACH / 2, "most of them are to be refused"
     assert {path.name: path.read_bytes() for path in (place / "foreign").iterdir()} == FOREIGN

@@ -2,12 +2,14 @@
 
 import sys
 
+from . import signals
+
 
 def main() -> int:
     """Runs the command line, or says how to install it."""
     try:
-        from .cli.app import main as run
-
+        with signals.ending():  # what is imported here takes seconds
+            from .cli.app import main as run
         return run()
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("maxgain"):

@@ -50,11 +50,15 @@ def revived(value: Any) -> Any:
             return value
 
 
+def checksum(value: Any) -> str:
+    """The SHA-256 of a value, however it is laid out in a file."""
+    return hashlib.sha256(json.dumps(plain(value), sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
     """The content with a checksum of all of it, by which `expect_seal` knows whether a bit of it was flipped."""
     unsealed = {name: value for name, value in content.items() if name != SEAL}
-    text = json.dumps(plain(unsealed), sort_keys=True, allow_nan=False)
-    return {**unsealed, SEAL: hashlib.sha256(text.encode()).hexdigest()}
+    return {**unsealed, SEAL: checksum(unsealed)}
 
 
 def expect_seal(content: Mapping[str, Any]) -> None:

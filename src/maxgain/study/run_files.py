@@ -91,14 +91,21 @@ def read_result(folder: Path) -> Result:
     return cast("Result", _read(folder, RESULT, Result))
 
 
-def read_metrics(folder: Path) -> list[Metrics]:
-    """A run's epochs so far; a last line that a killed process left incomplete is no epoch."""
+def read_metrics(folder: Path, result: Result | None = None) -> list[Metrics]:
+    """A run's epochs so far; a last line that a killed process left incomplete is no epoch.
+
+    Of a finished run, whose `result` is given, they must be the epochs that the result is about.
+    """
     try:
         lines = reading.read_bytes(folder / METRICS).splitlines(keepends=True)
-        return [codec.decode(line, Metrics) for line in lines if line.endswith(b"\n")]
+        epochs = [codec.decode(line, Metrics) for line in lines if line.endswith(b"\n")]
     except (FileError, ValueError) as error:
         reason = clause(error)
         raise RunError(f"{folder} holds no readable {METRICS} ({reason}): is it the folder of a run?") from error
+    sealed = None if result is None else result.get("metrics_sha256")
+    if sealed is not None and codec.checksum(epochs) != sealed:
+        raise RunError(f"{folder / METRICS} is damaged or of another run: its checksum is not the one in {RESULT}.")
+    return epochs
 
 
 def read_predictions(folder: Path, result: Result) -> Predictions | None:

@@ -268,6 +268,7 @@ def _conclude(run: _Run) -> None:
         "gain_quantiles": quantiles,
         "operator_norms": norms,
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
+        "metrics_sha256": codec.checksum(run.history),
         "predictions_sha256": kept and kept.sha256,
         "seconds": sum(line["seconds"] for line in run.history),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),

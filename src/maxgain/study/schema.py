@@ -69,6 +69,8 @@ class Result(TypedDict, total=False):
     operator_norms: ByLayer
     weights_sha256: str
     """Of the file of the trained weights."""
+    metrics_sha256: str
+    """Of all epochs, as `codec.checksum` has it."""
     predictions_sha256: str | None
     """Of what was predicted for the test part: see `predictions.Predictions`. None where there is none."""
     seconds: float

@@ -68,6 +68,24 @@ def held() -> Iterator[None]:
 
 
 @contextmanager
+def ending() -> Iterator[None]:
+    """Ctrl-C in the block ends the process in a sentence: for imports, half of which is no state to go on from."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
+    before = signal.signal(signal.SIGINT, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    _say("maxgain: stopped before anything was begun.\n")
+    os._exit(128 + number)
+
+
+@contextmanager
 def listening(last_words: Callable[[], str]) -> Iterator[None]:
     """For as long as a command runs: the first signal is answered at once, the second ends the process.
 

@@ -89,7 +89,7 @@ def has_begun(folder: Path) -> bool:
 
 def what_counts(record: Any) -> dict[str, Any]:
     """A record without what differs from one time to the next."""
-    changing = ("seconds", "finished", "command", "sha256")
+    changing = ("seconds", "finished", "command", "metrics_sha256", "sha256")
     kept = {name: value for name, value in record.items() if name not in changing}
     return kept | {"history": [{**line, "seconds": 0} for line in record["history"]]}
 
@@ -341,6 +341,7 @@ def test_several_runs_share_a_gpu(cluster, tmp_path):
         (["--engine", "ray", "--address", "no.such.host.invalid:6379"], "no Ray cluster answers at no.such.host"),
         (["--engine", "ray", "--address", "..:6379"], "no Ray cluster answers at ..:6379"),
         (["--engine", "ray", "--address", "127.0.0.1:99999"], "no Ray cluster answers at 127.0.0.1:99999"),
+        (["--engine", "ray", "--address", "127.0.0.1:" + "9" * 5000], "--address must be HOST:PORT"),
         (["--engine", "ray", "--address", ""], "--address must be HOST:PORT"),
         (["--engine", "ray", "--address", "127.0.0.1:1", "--jobs", "0"], "--jobs must be"),
         (["--engine", "ray", "--address", "127.0.0.1:1", "--device", "cuda:1"], "Ray chooses the GPU"),

@@ -38,7 +38,7 @@ def test_the_parts_of_a_plan_are_disjoint_and_complete(count: int) -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["4/4", "1", "a/b", "-1/2", "0/0"])
+@pytest.mark.parametrize("text", ["4/4", "1", "a/b", "-1/2", "0/0", "0/" + "9" * 5000, "9" * 5000 + "/1"])
 def test_a_part_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(RecipeError, match="--shard must be NUMBER/COUNT"):
         Shard.parsed(text)

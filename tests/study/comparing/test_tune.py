@@ -342,6 +342,10 @@ def test_the_command_writes_what_was_chosen_and_the_curve(tmp_path, capsys):
     assert not [name for name in tuned if name.startswith("test")]
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert "log loss" in (tmp_path / "curve.svg").read_text()
+    curve[0]["validation_loss"] += 1
+    (tmp_path / "curve.json").write_text(json.dumps(curve))
+    assert main(["report", str(tmp_path)]) == 2, "what was changed since is not shown"
+    assert "are not of one search, or one of them is damaged" in capsys.readouterr().err
 
 
 def test_the_figure_shows_the_trials_that_came_to_an_end():

@@ -242,7 +242,7 @@ class Dripping(BaseHTTPRequestHandler):
 
     def do_GET(self):
         self.send_response(200)
-        self.send_header("Content-Length", "1000000")
+        self.send_header("Content-Length", "9" * 5000 if self.path.startswith("/endless") else "1000000")
         self.end_headers()
         with suppress(OSError):
             while True:
@@ -278,6 +278,14 @@ def test_a_server_that_drips_is_given_up(tmp_path, dripping, monkeypatch):
 def test_a_server_that_never_stops_is_given_up(tmp_path, dripping, monkeypatch):
     monkeypatch.setattr(download, "LARGEST", 5)
     wanted = Download(f"{dripping}/file.mat", "0" * 64, ("file.mat",))
+    with pytest.raises(DataError, match="the server sends more than the 5 bytes"):
+        download.fetch(wanted, tmp_path, progress=False)
+
+
+def test_a_length_that_is_no_number_of_bytes_is_not_believed(tmp_path, dripping, monkeypatch):
+    """Python itself refuses to read so many digits."""
+    monkeypatch.setattr(download, "LARGEST", 5)
+    wanted = Download(f"{dripping}/endless.mat", "0" * 64, ("endless.mat",))
     with pytest.raises(DataError, match="the server sends more than the 5 bytes"):
         download.fetch(wanted, tmp_path, progress=False)
 

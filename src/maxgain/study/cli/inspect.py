@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import math
 import re
 import shlex
@@ -246,7 +247,10 @@ def _made(path: str) -> nn.Module:
     sys.path.insert(0, "")
     try:
         with memory.in_words():
-            model = getattr(importlib.import_module(module_name), function_name)()
+            make = getattr(importlib.import_module(module_name), function_name)
+            if inspect.isbuiltin(make):  # such as os.abort, which would end this process without a word
+                raise RunError(f"--model {path!r} is a function of Python's own, which makes no model.")
+            model = make()
     except MaxGainError:
         raise
     except (Exception, SystemExit) as error:  # code of the user's own raises what it likes

@@ -211,7 +211,7 @@ def run_recorded(
     predicted = None
     try:
         result = perform(recipe, replace(own, checkpoint_seconds=CHECKPOINT_SECONDS), dataset, resume=True)
-        record = records.success(result, read_metrics(own.folder))
+        record = records.success(result, read_metrics(own.folder, result))
         predicted = read_predictions(own.folder, result)
     except MaxGainError as error:
         record = records.failure(recipe, dataset.fingerprint, str(error))

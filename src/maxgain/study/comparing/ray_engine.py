@@ -280,7 +280,7 @@ def _connect(address: str) -> None:
 def _expect_answer(address: str) -> None:
     """Refuses an address where nothing answers as Ray does: with HTTP/2, of which it speaks the first words here."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or len(port) > len("65535"):
         raise RecipeError(f"--address must be HOST:PORT, as 'ray start --head' shows it, or auto, not {address!r}.")
     settings = bytes(3) + b"\x04" + bytes(5)
     try:

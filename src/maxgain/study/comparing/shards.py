@@ -36,7 +36,7 @@ class Shard:
     @classmethod
     def parsed(cls, text: str) -> Shard:
         """From ``NUMBER/COUNT``, such as 0/4."""
-        match = re.fullmatch(r"(\d+)/(\d+)", text)
+        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
         if match is None or not int(match[1]) < int(match[2]):
             raise RecipeError(
                 f"--shard must be NUMBER/COUNT with a number from 0 to COUNT - 1, such as 0/4, not {text!r}."

@@ -10,6 +10,7 @@ from typing import Any
 
 from maxgain.errors import RunError
 
+from .. import codec
 from ..files import write_json
 from ..recipes import to_json
 from ..tables import Column, Table
@@ -53,7 +54,7 @@ class Tuned:
         """What tuned.json holds."""
         counts = Counter(row["status"] for row in self.curve)
         scores = {name: value for name, value in self.chosen.items() if name.endswith(("_accuracy", "_loss"))}
-        return {
+        content = {
             "recipe": self.search.recipe.name,
             "asked": self.search.recipe.regulariser,
             "regulariser": self.regulariser,
@@ -63,7 +64,9 @@ class Tuned:
             "trials": {status: counts[status] for status in ("complete", "pruned", "failed")},
             "rule": RULE,
             "config": to_json(self.search.recipe_at(self.values)),
+            "curve_sha256": codec.checksum(self.curve),
         }
+        return codec.sealed(content)
 
 
 def concluded(search: Search, curve: list[Trial]) -> Tuned:

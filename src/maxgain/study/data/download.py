@@ -132,7 +132,7 @@ def _stream(url: str, target: str, pooch: Any, progress: bool) -> None:
         ):
             response.raise_for_status()
             announced = response.headers.get("Content-Length", "")
-            total = int(announced) if announced.isdecimal() else None
+            total = int(announced) if announced.isdecimal() and len(announced) < 20 else None
             with tqdm(total=total, unit="B", unit_scale=True, disable=not progress) as bar:
                 pace = _Pace()
                 while piece := response.raw.read1(2**16):

@@ -74,7 +74,8 @@ def _add_run(folder: Path, found: Sources) -> None:
         found.warnings.append(f"{folder} holds a run that is not finished; it is left out.")
         return
     try:
-        run = records.checked(records.success(read_result(folder), read_metrics(folder)))
+        result = read_result(folder)
+        run = records.checked(records.success(result, read_metrics(folder, result)))
     except (MaxGainError, ValueError) as error:
         found.warnings.append(f"{folder} holds a run that cannot be used, and is left out: {clause(error)}.")
         return

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Required, TypedDict
+from typing import Any, Literal, NotRequired, Required, TypedDict
 
 from maxgain.errors import FileError, MissingFileError, RecordError
 
@@ -50,6 +50,8 @@ class Chosen(TypedDict):
     asked: str
     regulariser: str
     values: dict[str, float]
+    curve_sha256: NotRequired[str]
+    """Of the curve that it was chosen from; see `codec.checksum`."""
 
 
 def read(folder: Path, found: Records) -> tuple[list[Tuning], list[str]]:
@@ -78,8 +80,8 @@ def _tune(path: Path) -> Tuning:
         tuned: Chosen = codec.read(path.with_name("tuned.json"), Chosen)
     except MissingFileError:
         return Tuning(path.parent.name, tuple(curve), None, "Nothing was chosen.")
-    if tuple(tuned["values"]) not in names:
-        raise RecordError(f"{path} and the tuned.json beside it are not of one search.")
+    if tuple(tuned["values"]) not in names or tuned.get("curve_sha256") not in (None, codec.checksum(curve)):
+        raise RecordError(f"{path} and the tuned.json beside it are not of one search, or one of them is damaged.")
     title = f"{tuned['recipe']}, {tuned['asked']}"
     return Tuning(title, tuple(curve), tuned["values"], f"Chosen: {tuned['regulariser']}.")
 
