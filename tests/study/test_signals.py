@@ -117,6 +117,7 @@ def test_ctrl_c_while_torch_is_imported_is_answered_with_a_sentence(module: str,
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": path},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which is ignored in the background
     ) as process:
         assert process.stdout
         assert process.stdout.readline() == "importing\n"

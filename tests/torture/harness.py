@@ -1,6 +1,7 @@
 """Commands run in this process, as fast as can be, and judged by how they answer."""
 
 import signal
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -81,6 +82,7 @@ def in_a_hurry(most: int = STEPS) -> Iterator[None]:
         patch.setattr(Training, "step", counted)
         patch.setattr(engine, "side_by_side", here)
         patch.setattr(download, "_retrieve", offline)
+        patch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # where no cluster is; without an address one would be started
         patch.setattr(bench, "measure", lambda settings, on_row: {"machine": "none", "rows": []})  # nobody times here
         yield
 
@@ -88,7 +90,8 @@ def in_a_hurry(most: int = STEPS) -> Iterator[None]:
 def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """A command's exit code and what it wrote to standard error; an AssertionError where it did not behave."""
     try:
-        with impatience():
+        with impatience(), warnings.catch_warnings():
+            warnings.simplefilter("default", UserWarning)  # which a command shows, where the suite would stop at it
             code = app.main(words)
     except SystemExit as stopped:  # help
         code = int(stopped.code or 0)

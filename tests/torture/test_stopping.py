@@ -30,10 +30,18 @@ CASES = [
 ]
 
 
+def as_from_a_terminal() -> None:
+    """Nothing is ignored, though these tests may run under nohup, where commands ignore signals."""
+    for number in signals.ASKING:
+        signal.signal(number, signal.SIG_DFL)
+
+
 @contextmanager
 def running(words: list[str]) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "maxgain.study", *words]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=as_from_a_terminal
+    )
     try:
         yield process
     finally:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -161,9 +162,15 @@ def _start_quiet_tracker() -> None:
 def _prepare() -> None:
     """Makes a worker: one thread, out of reach of the terminal, asked and never interrupted, gone with its parent."""
     torch.set_num_threads(1)
+    warnings.formatwarning = _sentence
     os.setpgid(0, 0)
     signals.defer_for_good()
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _sentence(message: Warning | str, *_: object, **__: object) -> str:
+    """A warning as the command line tells it."""
+    return f"maxgain: warning: {message}\n"
 
 
 def _end_with_parent() -> None:

@@ -1,0 +1,19 @@
+"""Processes that train beside each other tell what they have to tell as the command itself does."""
+
+import warnings
+
+import pytest
+
+from maxgain.study.comparing.workers import in_processes
+
+
+def warned(text: str) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.warn(text, stacklevel=1)
+    return text
+
+
+def test_a_warning_in_another_process_is_a_sentence(capfd: pytest.CaptureFixture[str]) -> None:
+    assert list(in_processes(warned, ["something is odd."], 1)) == [("something is odd.", "something is odd.")]
+    assert capfd.readouterr().err == "maxgain: warning: something is odd.\n"
