@@ -196,7 +196,7 @@ def show(comparison: Comparison, screen: Screen) -> None:
     words = sentences.in_words(comparison)
     for table in tables(comparison):
         screen.show(table)
-    screen.show(words.design)
+    screen.show(f"\n{words.design}\n")
     for contrast, sentence in zip(comparison.contrasts, words.contrasts, strict=True):
         screen.show(f"{contrast.first} against {contrast.second}: {sentence}")
     for sentence in (*words.sampling, *words.choices):
@@ -204,4 +204,4 @@ def show(comparison: Comparison, screen: Screen) -> None:
     for failure in comparison.failures:
         place = f"seed {failure.run.seed}" if failure.run.fold is None else f"fold {failure.run.fold}"
         screen.show(f"no score: {failure.row}, {place}: {failure.error}")
-    screen.show(words.outcome)
+    screen.show(f"\n{words.outcome}\n", strong=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 import textwrap
@@ -19,6 +20,9 @@ from ..tables import Table
 from .progress import Bars
 
 WIDTH_OF_A_FILE = 160
+
+NO_BREAK = "\N{NO-BREAK SPACE}"
+_TOGETHER = re.compile(r" (?=[=<≤±] |%)|(?<= [=<≤±]) ")
 
 DataFolder = Path | None
 
@@ -47,13 +51,13 @@ class Screen:
         """Whether somebody sees it as it happens."""
         return self.console.is_terminal and not self.for_machines and not self.silent
 
-    def show(self, what: str | Table) -> None:
+    def show(self, what: str | Table, *, strong: bool = False) -> None:
         """Prints a table, or text, which wraps at words on a terminal and not at all in a file."""
         if isinstance(what, Table):
             self.console.print(what.drawn(self.console.width))
         else:
             text = wrapped(what, self.console.width) if self.console.is_terminal else what
-            self.console.print(text, highlight=False, soft_wrap=True)
+            self.console.print(text, style="bold" if strong else None, highlight=False, soft_wrap=True)
 
     def end(self, files: Sequence[Path] = (), steps: Mapping[str, str] | None = None) -> None:
         """Says which files were written and what to type next, each command with what it is for."""
@@ -90,17 +94,20 @@ def complain(text: str) -> None:
 
 
 def wrapped(text: str, width: int) -> str:
-    """The text with line ends between words; a word that is longer than the line is left whole, to be copied whole."""
+    """The text with line ends between words; a word that is longer than the line is left whole, to be copied whole.
+
+    What is read as one, like p = 0.35 and 95 %, stays on one line.
+    """
     return "\n".join(
         line
         if cell_len(line) <= width
         else textwrap.fill(
-            line,
+            _TOGETHER.sub(NO_BREAK, line),
             width,
             subsequent_indent=" " * (len(line) - len(line.lstrip())),
             break_long_words=False,
             break_on_hyphens=False,
-        )
+        ).replace(NO_BREAK, " ")
         for line in text.split("\n")
     )
 

@@ -70,6 +70,7 @@ def build_page(
     sections = [comparison_section(name, comparison, anchors) for name, comparison in several.items()]
     single = [run_section(name, comparison.runs[0]) for name, comparison in compared.items() if _single(comparison)]
     tunings = [tuning_section(tuning) for tuning in made]
+    results = [*found.runs, *(result for tuning in made for result in tuning.made)]
     gains = gain_data(_by_row(compared))
     script = _resource("report.js")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -79,8 +80,8 @@ def build_page(
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         **_headline(several, sections, single, tunings),
-        dates=_dates(found.runs),
-        versions=listed(dict.fromkeys(f"maxgain {run['maxgain']}" for run in found.runs if run.get("maxgain")) or [""]),
+        dates=_dates(results),
+        versions=listed(dict.fromkeys(f"maxgain {run['maxgain']}" for run in results if run.get("maxgain")) or [""]),
         look=drawing.look,
         found=found,
         sections=sections,
@@ -145,7 +146,7 @@ def _headline(
     return {"title": title, "headline": title, "lead": ""}
 
 
-def _dates(runs: Sequence[Record]) -> str:
+def _dates(runs: Sequence[Mapping[str, Any]]) -> str:
     """When the runs were finished, to the day."""
     days = sorted(datetime.fromisoformat(run["finished"]).date() for run in runs if run.get("finished"))
     if not days:

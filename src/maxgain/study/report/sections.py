@@ -206,6 +206,7 @@ def tuning_section(tuning: Tuning) -> dict[str, Any]:
         "title": tuning.title,
         "headline": tuning_headline(tuning, labels),
         "outcome": tuning.outcome,
+        "caution": tuning.caution,
         "charts": charts,
         "legend": [(0, "training part"), (1, "validation part")],
         "labels": labels,

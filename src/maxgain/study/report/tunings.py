@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NotRequired, Required, TypedDict
 
-from maxgain.errors import FileError, MissingFileError, RecordError
+from maxgain.errors import FileError, MaxGainError, MissingFileError, RecordError
 
 from .. import codec
 from ..comparing import records
 from ..comparing.records import Record, Records
+from ..comparing.tuning_rule import RULE, worth
+from ..run_files import RESULT, read_result
 from ..schema import score
 from ..wording import clause
 
@@ -30,6 +33,10 @@ class Tuning:
     """The values that won, where one search chose for all."""
     outcome: str
     """What was chosen, in words."""
+    caution: str = ""
+    """How fine the choice was, in words."""
+    made: tuple[Mapping[str, Any], ...] = ()
+    """What the trials' results say of when and with what they were made, where they are there."""
 
 
 class Point(TypedDict, total=False):
@@ -45,6 +52,8 @@ class Point(TypedDict, total=False):
 
 class Chosen(TypedDict):
     """What a search has chosen."""
+
+    validation_images: NotRequired[int]
 
     recipe: str
     asked: str
@@ -83,7 +92,31 @@ def _tune(path: Path) -> Tuning:
     if tuple(tuned["values"]) not in names or tuned.get("curve_sha256") not in (None, codec.checksum(curve)):
         raise RecordError(f"{path} and the tuned.json beside it are not of one search, or one of them is damaged.")
     title = f"{tuned['recipe']}, {tuned['asked']}"
-    return Tuning(title, tuple(curve), tuned["values"], f"Chosen: {tuned['regulariser']}.")
+    return Tuning(
+        title,
+        tuple(curve),
+        tuned["values"],
+        f"Chosen: {tuned['regulariser']}.",
+        _caution(tuned, curve),
+        tuple(_results(path.parent)),
+    )
+
+
+def _caution(tuned: Chosen, curve: Sequence[Point]) -> str:
+    """As the terminal says it, where the search says on how many images it chose."""
+    chosen = next((row for row in curve if row["values"] == tuned["values"] and row["status"] == "complete"), None)
+    images = tuned.get("validation_images", 0)
+    if chosen is None or images < 1:
+        return ""
+    words = worth({**chosen, "validation_images": images}, [dict(row) for row in curve])
+    return f"{RULE[0].upper()}{RULE[1:]}; {words}."
+
+
+def _results(folder: Path) -> Iterator[Mapping[str, Any]]:
+    """The results of a search's runs, as far as they can be read."""
+    for path in sorted(folder.glob(f"runs/*/{RESULT}")):
+        with suppress(MaxGainError):
+            yield read_result(path.parent)
 
 
 def _by_fold(tuning: Records, runs: Iterable[Record]) -> list[Tuning]:
