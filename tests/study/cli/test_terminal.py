@@ -5,8 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from maxgain.study.cli.progress import Bars
-from maxgain.study.cli.terminal import Screen, typed, wrapped
+from maxgain.study.cli.terminal import Bars, Screen, typed, wrapped
 from maxgain.study.wording import counted, duration, signed
 
 SENTENCE = "A measured gain is a lower bound of its layer's operator norm: other inputs may be amplified more."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from ..runs import Place, Watcher, perform
 from ..schema import Metrics, Result, score
 from ..trained import largest, scores_table
 from ..training import Training
-from ..wording import counted
 from .patience import warn_of_one
 from .terminal import Common, DataFolder, Screen, typed
 
@@ -65,12 +65,18 @@ class Options(Common):
 
 def run(options: Options, screen: Screen) -> Result:
     """Trains, with a progress bar, and shows the scores."""
-    (regulariser,) = with_gamma([options.recipe.regulariser], options.gamma)
-    recipe = replace(options.recipe, regulariser=regulariser)
+    recipe = options.recipe
+    if options.gamma is not None:
+        (regulariser,) = with_gamma([recipe.regulariser], options.gamma)
+        recipe = replace(recipe, regulariser=regulariser)
     out = options.out or Path("runs") / run_name(recipe)
-    screen.show(f"{recipe.name}: {recipe.network}, {spelt(recipe.chosen)}, {counted(recipe.epochs, 'epoch')} → {out}")
-    with screen.progress() as progress, _board(out, options.tensorboard) as board:
-        watcher = together(_resumption(options, screen), warn_of_one(screen), progress_watcher(progress, recipe), board)
+    epochs = f"{recipe.epochs:,} epoch{'' if recipe.epochs == 1 else 's'}"
+    screen.show(f"{recipe.name}: {recipe.network}, {spelt(recipe.chosen)}, {epochs} → {out}")
+    with ExitStack() as stack:
+        progress = stack.enter_context(screen.progress())
+        watcher = progress_watcher(progress, recipe, partial(_tell_beforehand, options, screen))
+        if options.tensorboard:
+            watcher = together(watcher, stack.enter_context(_board(out)))
         speed = Speed(options.graph, options.compile)
         place = Place(out, options.data, options.device, options.checkpoint_seconds, speed)
         resume = options.resume or HERE.is_restarted
@@ -126,23 +132,23 @@ def together(*watchers: Watcher) -> Watcher:
     return Watcher(*(teller(moment.name) for moment in fields(Watcher)))
 
 
-def progress_watcher(progress: Progress, recipe: Recipe) -> Watcher:
+def progress_watcher(
+    progress: Progress, recipe: Recipe, beforehand: Callable[[Training], None] = lambda training: None
+) -> Watcher:
     """Moves a bar by epochs and parts of them, and tells what the last epoch came to."""
     task = progress.add_task("epoch", total=recipe.epochs, status="")
     done = 0
 
-    def moved(training: Training) -> None:
-        progress.update(task, completed=done / training.steps_per_epoch)
-
     def started(training: Training) -> None:
         nonlocal done
+        beforehand(training)
         done = training.epoch * training.steps_per_epoch + int(training.position) // training.batch_size
-        moved(training)
+        progress.update(task, completed=done / training.steps_per_epoch)
 
     def stepped(training: Training) -> None:
         nonlocal done
         done += 1
-        moved(training)
+        progress.update(task, completed=done / training.steps_per_epoch)
         if training.epoch == 0 and training.device.type == "cpu":  # where reading a tensor makes nobody wait
             loss, accuracy = training.loss.item() / done, training.hits.item() / (done * training.batch_size)
             progress.update(task, status=f"so far loss {loss:.3f}, train {accuracy:.1%}")
@@ -160,22 +166,19 @@ def progress_watcher(progress: Progress, recipe: Recipe) -> Watcher:
     return Watcher(started, stepped, epoch_done)
 
 
-def _resumption(options: Options, screen: Screen) -> Watcher:
-    def started(training: Training) -> None:
-        if options.resume and (training.epoch or int(training.position)):
-            screen.show(f"going on after {training.epoch} of {training.recipe.epochs} epochs")
-        elif options.resume:
-            screen.show("there is no checkpoint yet: starting from the beginning")
-
-    return Watcher(started=started)
+def _tell_beforehand(options: Options, screen: Screen, training: Training) -> None:
+    """Where a resumed run goes on, and whether a CPU will take hours."""
+    if options.resume and (training.epoch or int(training.position)):
+        screen.show(f"going on after {training.epoch} of {training.recipe.epochs} epochs")
+    elif options.resume:
+        screen.show("there is no checkpoint yet: starting from the beginning")
+    if training.device.type == "cpu":
+        warn_of_one(screen, training)
 
 
 @contextmanager
-def _board(out: Path, wanted: bool) -> Iterator[Watcher]:
+def _board(out: Path) -> Iterator[Watcher]:
     """Writes for TensorBoard, from when the run starts and not before: the folder may turn out to hold another run."""
-    if not wanted:
-        yield Watcher()
-        return
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:

@@ -23,8 +23,7 @@ from ..report import figures
 from ..wording import counted
 from .parts import end_of_part
 from .patience import warn_of_many
-from .progress import Bars
-from .terminal import Common, DataFolder, Screen, typed
+from .terminal import Bars, Common, DataFolder, Screen, typed
 
 EXAMPLES = {
     "maxgain tune digits --regulariser maxgain --grid gamma=1.25:3:0.25": "a few minutes on a CPU",
