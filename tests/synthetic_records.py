@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from maxgain.study import codec
+from maxgain.study import files
 from maxgain.study.comparing import records
 from maxgain.study.comparing.records import Records
 from maxgain.study.recipes import from_json, recipe_named, run_key, to_json
@@ -22,7 +22,7 @@ def synthetic_run(regulariser, *, fold=0, seed=0, accuracy=None, epochs=12, laye
         "seed": seed,
         "epochs": epochs,
     }
-    config = codec.revived(to_json(from_json(config | overrides.pop("config", {}))))
+    config = files.revived(to_json(from_json(config | overrides.pop("config", {}))))
     accuracy = round(float(draw.uniform(0.85, 0.95)), 4) if accuracy is None else accuracy
     names = [f"features.conv{layer}" for layer in range(layers - 1)] + ["classifier.fc"]
     bound = 2.0 if "maxgain" in regulariser else None

@@ -44,6 +44,8 @@ class Constraint(ABC):
     """What to tell a user whose layers have no size yet in the first step."""
     _reads_weights = True
     """Whether an estimate needs whole weights, and not what the forwards showed alone."""
+    _releases = False
+    """Whether steps bring layers down to other bounds than the user's: see ``_bounds_now``."""
 
     def __init__(
         self,
@@ -95,8 +97,8 @@ class Constraint(ABC):
         return ()
 
     def _bounds_now(self, share: Share, sizes: Tensor) -> Tensor:
-        """The bounds that this step brings layers of these sizes down to: the user's."""
-        return share.bounds
+        """The bounds that this step brings layers of these sizes down to, if they are not the user's."""
+        raise NotImplementedError
 
     def _forget(self, share: Share) -> None:
         """Throw away what was seen of these layers' forwards since the last step."""
@@ -249,12 +251,20 @@ class Constraint(ABC):
             found_inf = found_inf.to(share.bounds.device)
         if self._unproven or self._proofs is not None:
             self._check_first(share, sizes)
+        factors: Tensor | None = None
         if isinstance(sizes, list):
-            self._divide_by_entry(share, sizes, found_inf)
-        elif share.fused is not None:
-            share.fused(sizes, self._bounds_now(share, sizes), self._sizes, self._scales, found_inf)
+            sizes, factors = self._divide_by_entry(share, sizes, found_inf)
         else:
-            self._divide_by_layer(share, sizes, found_inf)
+            bounds = self._bounds_now(share, sizes) if self._releases else share.bounds
+            if share.fused is not None:
+                share.fused(sizes, bounds, self._sizes, self._scales, found_inf)
+            else:
+                factors = self._divide_by_layer(share, sizes, bounds, found_inf)
+        if factors is not None:  # kept for the user in place, so that a captured step's replays are seen too
+            known = sizes >= 0 if found_inf is None else (sizes >= 0) & (found_inf == 0)
+            at = slice(None) if share.index is None else share.index
+            self._sizes[at] = torch.where(known, sizes, self._sizes[at])
+            self._scales[at] = factors.reciprocal()
         self._forget(share)
         self._until_look -= 1
         if self._until_look == 0 and isinstance(sizes, Tensor):  # sizes of weights alone come down with them
@@ -265,9 +275,12 @@ class Constraint(ABC):
         self._slipping = self._slipping or Slipping(self._layers)
         return self._slipping.look(self._sizes, self._scales)
 
-    def _divide_by_layer(self, share: Share, sizes: Tensor, found_inf: Tensor | None) -> None:
-        """The usual case, one size per layer: everything but the division itself is done for all layers at once."""
-        factors = (sizes / self._bounds_now(share, sizes)).clamp_min_(1.0)
+    def _divide_by_layer(self, share: Share, sizes: Tensor, bounds: Tensor, found_inf: Tensor | None) -> Tensor:
+        """The usual case, one size per layer: everything but the division itself is done for all layers at once.
+
+        Returns what each layer's weight was divided by.
+        """
+        factors = (sizes / bounds).clamp_min_(1.0)
         if found_inf is not None:
             factors = torch.where(found_inf > 0, torch.ones_like(factors), factors)
         # As they take effect: the largest for layers that share a weight, 1 for what is not divided.
@@ -276,10 +289,13 @@ class Constraint(ABC):
         factors = room[share.owners]
         by = [factor.to(w.device) for factor, w in zip(factors[share.divided_by], share.divided, strict=True)]
         shrink_all_([local(weight) for weight in share.divided] if share.is_sharded else share.divided, by)
-        self._publish(share.index, sizes, factors, found_inf)
+        return factors
 
-    def _divide_by_entry(self, share: Share, sizes: list[Tensor], found_inf: Tensor | None) -> None:
-        """Sizes of units or of single weights: each entry of a weight is divided by its own factor."""
+    def _divide_by_entry(self, share: Share, sizes: list[Tensor], found_inf: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Sizes of units or of single weights: each entry of a weight is divided by its own factor.
+
+        Returns the largest size of each layer, and the largest factor.
+        """
         bounds = [self.bounds[layer.name] for layer in share.layers]
         factors = [(size / bound).clamp_min_(1.0) for size, bound in zip(sizes, bounds, strict=True)]
         if found_inf is not None:
@@ -290,19 +306,7 @@ class Constraint(ABC):
         applied = {user: factor for users, factor in zip(share.users, by, strict=True) for user in users}
         ones = torch.ones((), dtype=self._dtype, device=self._device)
         largest = torch.stack([applied[i].amax().to(ones) if i in applied else ones for i in range(len(sizes))])
-        self._publish(share.index, torch.stack([size.amax().to(ones) for size in sizes]), largest, found_inf)
-
-    def _publish(self, index: Tensor | None, sizes: Tensor, factors: Tensor, found_inf: Tensor | None) -> None:
-        """Keep sizes and scales for the user: in place, so that a captured step's replays are seen too."""
-        known = sizes >= 0
-        if found_inf is not None:
-            known &= found_inf == 0
-        if index is None:
-            self._sizes.copy_(torch.where(known, sizes, self._sizes))
-            self._scales.copy_(factors.reciprocal())
-        else:
-            self._sizes.index_copy_(0, index, torch.where(known, sizes, self._sizes[index]))
-            self._scales.index_copy_(0, index, factors.reciprocal())
+        return torch.stack([size.amax().to(ones) for size in sizes]), largest
 
     def _check_first(self, share: Share, sizes: Tensor | list[Tensor]) -> None:
         """In a layer's first step: is there a size, and may the weight be divided? Later nothing waits for a device."""

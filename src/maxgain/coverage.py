@@ -195,7 +195,8 @@ def tell_what_is_left_out(model: nn.Module, layers: Sequence[FoundLayer], exclud
     globs = check_globs(exclude)
     covered = {id(layer.weight) for layer in layers}
     matrices, left_out, share = dict[int, tuple[str, nn.Parameter]](), dict[str, int](), 0.0
-    if not {id(parameter) for parameter in model.parameters() if _is_matrix(parameter)} <= covered:
+    trained = [p for p in model.parameters() if p.requires_grad and not is_lazy(p) and p.dim() >= 2]
+    if not covered.issuperset(map(id, trained)):
         matrices = {id(p): (name, p) for name, p in _matrices(model, globs)}
         left_out = {name: p.numel() for identity, (name, p) in matrices.items() if identity not in covered}
         share = sum(left_out.values()) / max(1, sum(p.numel() for _, p in matrices.values()))
@@ -230,9 +231,5 @@ def _matrices(model: nn.Module, excluded: tuple[str, ...]) -> Iterator[tuple[str
         for own, parameter in module.named_parameters(recurse=False):
             around = [".".join([*steps, own][: i + 1]) for i in range(len(steps) + 1)]
             meant = any(matches(name, glob) for name in around for glob in excluded)
-            if _is_matrix(parameter) and not meant:
+            if parameter.requires_grad and not is_lazy(parameter) and parameter.dim() >= 2 and not meant:
                 yield around[-1], parameter
-
-
-def _is_matrix(parameter: nn.Parameter) -> bool:
-    return parameter.requires_grad and not is_lazy(parameter) and parameter.dim() >= 2

@@ -87,9 +87,13 @@ def _check_real(what: str, v: Tensor) -> None:
 
 
 def _gain_of_plain_norms(z: Tensor, x: Tensor, p: float, dims: tuple[int, ...], wide: torch.dtype) -> Tensor | None:
-    """One pass over each tensor; None if a power may have over- or underflowed."""
+    """One pass over each tensor; None if a power may have overflowed, or one that matters underflowed."""
+    limits, low, high = torch.finfo(wide), 0.0, math.inf
+    if p != math.inf:
+        # An entry whose power was flushed to zero is then below the rounding of a sum of as many as 1e7 entries.
+        low, high = (limits.tiny / limits.eps * 1e7) ** (1 / p), (limits.max * limits.eps) ** (1 / p)
     z_norm, x_norm = (torch.linalg.vector_norm(v, ord=p, dim=dims, dtype=wide) for v in (z, x))
-    if not (_trustworthy(z_norm, p) and _trustworthy(x_norm, p)):
+    if not all(bool(((norm > low) & (norm < high)).all()) for norm in (z_norm, x_norm)):
         return None
     ratio: Tensor = z_norm / x_norm
     return ratio
@@ -111,16 +115,6 @@ def _gain_of_scaled_norms(z: Tensor, x: Tensor, p: float, dims: tuple[int, ...],
     return ratio.masked_fill_(x_norm == 0, 0.0).to(wide)
 
 
-def _trustworthy(norm: Tensor, p: float) -> bool:
-    """Whether no power that entered a norm can have overflowed, and none that matters can have underflowed."""
-    if p == math.inf:
-        return bool(torch.isfinite(norm).all() and (norm > 0).all())
-    limits = torch.finfo(norm.dtype)
-    # An entry whose power was flushed to zero is then below the rounding of a sum of as many as 1e7 entries.
-    low, high = (limits.tiny / limits.eps * 1e7) ** (1 / p), (limits.max * limits.eps) ** (1 / p)
-    return bool(((norm > low) & (norm < high)).all())
-
-
 def _scaled_norm(v: Tensor, p: float, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """``(s, n)`` with ``‖v‖_p = s·n`` and s the largest entry, so that no power over- or underflows in n."""
     wide = torch.promote_types(v.dtype, torch.float32)
@@ -139,7 +133,8 @@ def without_bias(output: Tensor, bias: Tensor | None, channel_dims: int) -> Tens
     if bias is None:
         return output
     # As it was added: autocast rounds the bias, and what it rounds off would be a gain for inputs near zero.
-    return output - widened(bias.to(output.dtype)).view(-1, *[1] * (channel_dims - 1))
+    rounded = bias.to(output.dtype).to(torch.promote_types(output.dtype, torch.float32))
+    return output - rounded.view(-1, *[1] * (channel_dims - 1))
 
 
 def normalised(x: Tensor, scale: Tensor, variance: Tensor, eps: float) -> Tensor:

@@ -92,6 +92,7 @@ class MaxGain(Constraint):
         self.every = check_count("every", every)
         self.process_group = process_group
         self._reads_weights = measure == "fresh"
+        self._releases = strength == "rate"
         self._steps = 0
         self._dropped_seen = 0
         self._asked: Tensor | None = None
@@ -209,8 +210,6 @@ class MaxGain(Constraint):
 
     def _bounds_now(self, share: Share, sizes: Tensor) -> Tensor:
         """For a strength s, ``γ̂ (γ / γ̂)^s`` where γ̂ exceeds γ: dividing by the rest of the excess leads there."""
-        if self.strength == "full":
-            return share.bounds
         strength = torch.where(self._peaks > 0, self._rates / self._peaks, 1.0)
         if share.index is not None:
             strength = strength[share.index]

@@ -270,8 +270,8 @@ def find_layers(
     is refused by name, never skipped.
     """
     check_model(model)
-    included, excluded = _globs(include), _globs(exclude)
-    unused = set(included or ()) | set(excluded or ())
+    included, excluded = None if include is None else check_globs(include), check_globs(exclude)
+    unused = {*(included or ()), *excluded}
     found: list[FoundLayer] = []
     refused: list[tuple[str, nn.Module, str]] = []
     known: list[str] = []
@@ -283,13 +283,13 @@ def find_layers(
         if kind is None and reason is None:
             # What is no layer of a known kind can be excluded too, so that nobody is warned about it.
             own = [name, *(f"{name}.{one}".lstrip(".") for one in module._parameters)] if module._parameters else []
-            unused -= {glob for glob in unused & set(excluded or ()) if any(matches(one, glob) for one in own)}
+            unused -= {glob for glob in unused & set(excluded) if any(matches(one, glob) for one in own)}
             continue
         known.append(name)
         unused -= {glob for glob in unused if matches(name, glob)}
         if skipped_inside is not None and name.startswith(skipped_inside):
             continue
-        if excluded and any(matches(name, glob) for glob in excluded):
+        if any(matches(name, glob) for glob in excluded):
             if reason is not None:
                 skipped_inside = f"{name}."
             continue
@@ -343,10 +343,6 @@ def matches(name: str, glob: str) -> bool:
     if not isinstance(glob, str):
         raise PatternError(f"a pattern is a glob over dotted layer names, such as 'features.*', and not {glob!r}.")
     return fnmatchcase(name, glob)
-
-
-def _globs(patterns: str | Iterable[str] | None) -> tuple[str, ...] | None:
-    return None if patterns is None else check_globs(patterns)
 
 
 def check_model(model: nn.Module) -> None:

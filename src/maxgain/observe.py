@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -144,6 +145,7 @@ def _misfit(layer: FoundLayer, x: Any, output: Any) -> str | None:
 # --- Maxima -----------------------------------------------------------------------------------------------------------
 
 
+@dataclass
 class Tally:
     """The largest gain of every layer since the last step, and how many gains were dropped so far.
 
@@ -152,10 +154,9 @@ class Tally:
     are used.
     """
 
-    def __init__(self, count: int, dtype: torch.dtype) -> None:
-        self.count = count
-        self.dtype = dtype
-        self._by_device: dict[torch.device, tuple[Tensor, Tensor]] = {}
+    count: int
+    dtype: torch.dtype
+    _by_device: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """``(maxima, dropped)`` of that device, to be changed in place."""
@@ -189,16 +190,16 @@ class Tally:
         self.on(device)[1].copy_(dropped)
 
 
+@dataclass(eq=False)
 class Kept:
     """An input of a layer, the shape of its output, and what was kept before it.
 
     A chain and not a list, because torch.compile would compile anew for each length of a list.
     """
 
-    def __init__(self, x: Tensor, shape: torch.Size, before: Kept | None) -> None:
-        self.x = x
-        self.shape = shape
-        self.before = before
+    x: Tensor
+    shape: torch.Size
+    before: Kept | None
 
 
 class RunningMaximum:
@@ -310,6 +311,7 @@ class RunningMaximum:
 # --- Updates ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Missed:
     """Notices that constrained weights are updated while no attached optimiser steps, and says so once.
 
@@ -317,15 +319,15 @@ class Missed:
     heard of besides: a compiled forward does not look, and the message can say who it is.
     """
 
-    def __init__(self, layers: Sequence[FoundLayer], what: str) -> None:
-        self.layers = layers
-        self.what = what
-        self.paused = False
-        self.attached: dict[Optimizer, RemovableHandle] = {}
-        self._version: int | None = None
-        self.count = 0
-        self._by = ""
-        self.is_stepping = False
+    layers: Sequence[FoundLayer]
+    what: str
+    paused: bool = False
+    attached: dict[Optimizer, RemovableHandle] = field(default_factory=dict)
+    is_stepping: bool = False
+    count: int = 0
+    """How often weights have changed since an attached optimiser stepped."""
+    _version: int | None = None
+    _by: str = ""
 
     def follow(self, optimizer: Optimizer, hook: Hook | None) -> None:
         """An optimiser was attached; the hook is that of some layer, if the constraint looks at forwards."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maxgain.study.codec import decode, encode
+from maxgain.study.files import decode, encode
 
 VALUES = st.recursive(
     st.none()

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from maxgain.errors import RunError
-from maxgain.study import files, locks
+from maxgain.study import files
 from maxgain.study.report import figures
 
 
@@ -120,7 +120,7 @@ def test_what_the_program_wrote_is_known_by_its_beginning_or_its_folder(tmp_path
         files.write_json(tmp_path / "marked.json", {"maxgain": "1.0", "x": 1})
         figures.save(Figure(), tmp_path, "figure")
     assert names(tmp_path) == ["figure.png", "figure.svg", "marked.json"]
-    with locks.alone_in(tmp_path / "folder"):
+    with files.alone_in(tmp_path / "folder"):
         pass
     for content in ("old", "new"):
         files.write_text(tmp_path / "folder" / "any.txt", content)
@@ -131,17 +131,17 @@ def test_promise_21_a_folder_with_somebody_elses_files_is_not_taken_over(tmp_pat
     (tmp_path / "config.json").write_text('{"architectures": ["Other"]}')
     with (
         pytest.raises(RunError, match=r"has a config\.json that maxgain did not write: choose another --out"),
-        locks.alone_in(tmp_path, "config.json", "result.json"),
+        files.alone_in(tmp_path, "config.json", "result.json"),
     ):
         pass
     assert names(tmp_path) == ["config.json"]
-    with locks.alone_in(tmp_path, "result.json"):  # what has other names is nobody's concern
+    with files.alone_in(tmp_path, "result.json"):  # what has other names is nobody's concern
         pass
 
 
 @pytest.mark.parametrize("name", ["a\udcff", "two\nlines"])
 def test_a_folder_whose_name_is_no_text_is_refused(tmp_path, name):
-    with pytest.raises(RunError, match="its name is not text"), locks.alone_in(tmp_path / name):
+    with pytest.raises(RunError, match="its name is not text"), files.alone_in(tmp_path / name):
         pass
     assert names(tmp_path) == []
 

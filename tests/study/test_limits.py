@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from maxgain.errors import RecipeError
-from maxgain.study import limits
+from maxgain.study import recipes as limits
 from maxgain.study.comparing import jobs
 from maxgain.study.comparing.tuning_rule import Dimension, Grid, points
 from maxgain.study.recipes import RECIPES

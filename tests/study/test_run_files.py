@@ -12,10 +12,9 @@ from maxgain.errors import CheckpointError, FileError, MaxGainError, RunError
 from maxgain.study.cli.app import main
 from maxgain.study.data import table as datasets
 from maxgain.study.data.splits import Dataset
-from maxgain.study.place import Place
 from maxgain.study.recipes import RECIPES
 from maxgain.study.run_files import CHECKPOINT, open_run, read_begun, read_metrics, read_result
-from maxgain.study.runs import Watcher, perform
+from maxgain.study.runs import Place, Watcher, perform
 
 CPU = torch.device("cpu")
 RECIPE = replace(RECIPES["digits"], network="mlp", epochs=2, fold=0)

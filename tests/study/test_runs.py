@@ -16,13 +16,12 @@ import torch
 import maxgain
 from maxgain import measure_gains
 from maxgain.errors import MaxGainError, RunError
-from maxgain.study import codec, evaluate, locks, run_files, runs
+from maxgain.study import evaluate, files, run_files, runs
 from maxgain.study.data import table as datasets
 from maxgain.study.data.splits import Dataset
-from maxgain.study.place import chosen_device
 from maxgain.study.recipes import RECIPES, from_json, run_key, to_json
 from maxgain.study.run_files import CHECKPOINT, Begun
-from maxgain.study.runs import Place, Watcher, perform
+from maxgain.study.runs import Place, Watcher, chosen_device, perform
 from maxgain.study.training import Training
 
 CPU = torch.device("cpu")
@@ -72,9 +71,9 @@ def test_a_run_folder_holds_everything(tmp_path, digits) -> None:
     left = {".maxgain", "config.json", "metrics.jsonl", "model.safetensors", "predictions.npz", "result.json"}
     assert set(files) == left
     about = {"fingerprint": digits.fingerprint, "data": str(datasets.data_root().absolute()), "device": "cpu"}
-    assert strictly(files["config.json"].read_text()) == codec.sealed(to_json(recipe) | about)
+    assert strictly(files["config.json"].read_text()) == files.sealed(to_json(recipe) | about)
     assert run_files.read_begun(tmp_path / "run") == Begun(recipe, **about)
-    result = codec.revived(strictly(files["result.json"].read_text()))
+    result = files.revived(strictly(files["result.json"].read_text()))
     assert result == returned == run_files.read_result(tmp_path / "run")
     assert from_json(result["config"]) == recipe
 
@@ -205,7 +204,7 @@ def test_a_run_that_diverges_says_when_where_and_what_to_try(tmp_path, digits, r
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path, digits) -> None:
     place = Place(tmp_path / "run")
-    with locks.alone_in(place.folder), pytest.raises(RunError, match="another maxgain is at work in"):
+    with files.alone_in(place.folder), pytest.raises(RunError, match="another maxgain is at work in"):
         perform(RECIPE, place, digits, resume=True)
     assert not (place.folder / "config.json").exists()
     perform(RECIPE, place, digits, resume=True)

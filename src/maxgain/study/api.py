@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from maxgain.arguments import check_count
 from maxgain.errors import MaxGainError, RecipeError
@@ -36,12 +36,12 @@ from .comparing.tuned import Tuned
 from .comparing.tuning_rule import Grid, dimensions, refuse_unused
 from .data.splits import Dataset
 from .own import Network, dataset, known
-from .place import Place
 from .reading import converted
 from .recipes import Recipe, recipe_named
 from .report import page as pages
-from .runs import Interrupted, perform
-from .trained import Trained
+from .runs import Interrupted, Place, perform
+from .schema import Result
+from .trained import scores_table
 from .wording import clause, counted, unknown
 
 __all__ = ["compare", "dataset", "page", "train", "tune"]
@@ -52,6 +52,19 @@ Tell = Callable[[str], None]
 T = TypeVar("T")
 FIXED = {"name", "dataset"}
 """What the data decide."""
+
+
+class Trained(dict[str, Any]):
+    """What result.json holds of a run, which `print` shows as a table of its scores."""
+
+    def __repr__(self) -> str:
+        return f"<run of {self['recipe']}, {self['regulariser']}, seed {self['seed']}>"
+
+    def __str__(self) -> str:
+        return str(scores_table(cast("Result", self)))
+
+    def _repr_html_(self) -> str:
+        return scores_table(cast("Result", self))._repr_html_()
 
 
 def train(

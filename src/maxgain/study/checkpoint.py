@@ -19,7 +19,7 @@ from torch import Tensor
 
 from maxgain.errors import CheckpointError, FileError, MissingFileError
 
-from . import codec, reading
+from . import files, reading
 from .files import write_bytes
 from .recipes import from_json, to_json
 from .run_files import expect_same_data, expect_same_recipe
@@ -32,7 +32,7 @@ FORMAT = "2"
 def save(path: Path, training: Training, history: Iterable[Metrics]) -> None:
     """Writes all that is needed to go on to the same bits, and the metrics so far."""
     tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in training.state().items()}
-    about = codec.encode(
+    about = files.encode(
         {
             "device": training.device.type,
             "threads": torch.get_num_threads(),
@@ -92,7 +92,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], _About]:
     if digest != _digest(about, tensors):
         raise CheckpointError(f"{path} is damaged: its checksum does not fit; remove it to start the run anew.")
     try:
-        return tensors, codec.decode(about, _About)
+        return tensors, files.decode(about, _About)
     except ValueError as error:
         raise CheckpointError(f"{path} is no checkpoint of this version of maxgain: {error}.") from error
 

@@ -1,26 +1,32 @@
-"""Files and folders that appear whole or not at all, and that never take the place of somebody else's.
+"""Files and folders that appear whole or not at all, that one process works in, and that are nobody else's.
 
 Everything is written under a temporary name beside its destination, flushed to the disk, and renamed at the end: a
 process that is killed, a disk that fills up or a power cut leaves the old content or none, never half of the new.
 
 A file that is there already is replaced only if the program wrote it: if it lies in a folder that a command of ours has
-worked in (see `locks.alone_in`), or says at its beginning that it is ours.
+worked in (see `alone_in`), or says at its beginning that it is ours.
 """
 
 import errno
 import fcntl
+import hashlib
+import json
+import math
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import unicodedata
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from maxgain.errors import RunError
+from maxgain.errors import FileError, FolderInUseError, RunError
+from maxgain.strict_json import number
 
-from . import codec
+from . import reading
 
+SEAL = "sha256"
 CLAIM = ".maxgain"
 """A folder that this file lies in belongs to the program."""
 MARKS = {
@@ -34,6 +40,8 @@ MARKS = {
 _BEGINNING = 4096
 _SUFFIX = ".maxgain-partial"
 
+HELD = fcntl.LOCK_EX | fcntl.LOCK_NB
+"""Shows others that a living process writes a file; raises where another does. A killed process holds nothing."""
 _swept: set[Path] = set()
 
 
@@ -50,12 +58,10 @@ def whole_file(path: str | Path, *, replace: bool = False) -> Iterator[BinaryIO]
             raise RunError(f"cannot write {path}: it exists and is not an ordinary file; choose another name.")
         if not replace and target.exists() and not (claimed(target.parent) or marked(target)):
             raise RunError(f"cannot write {path}: it exists and maxgain did not write it; choose another name.")
-        make_folder(target.parent)
-        _sweep_once(target.parent)
         partial = _beside(target)
         try:
             with partial.open("xb") as file:
-                _hold(file.fileno())
+                fcntl.flock(file.fileno(), HELD)
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -78,13 +84,11 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
     try:
         if target.exists() and not (target.is_dir() and not any(target.iterdir())):
             raise RunError(f"cannot write {path}: it exists already and is not an empty folder; choose another name.")
-        make_folder(target.parent)
-        _sweep_once(target.parent)
         partial = _beside(target)
         partial.mkdir()
         descriptor = os.open(partial, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            _hold(descriptor)
+            fcntl.flock(descriptor, HELD)
             yield partial
             flush_folder(partial)
             partial.replace(target)
@@ -94,6 +98,11 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
             shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}.") from error
+
+
+def is_text(name: str) -> bool:
+    """Whether a name, of a file for example, is text that can be shown and kept: no stray bytes, no control codes."""
+    return not any(unicodedata.category(character) in ("Cc", "Cs") for character in name)
 
 
 def claimed(folder: Path) -> bool:
@@ -141,13 +150,14 @@ def write_bytes(path: str | Path, content: bytes, *, replace: bool = False) -> N
 
 def write_text(path: str | Path, content: str, *, replace: bool = False) -> None:
     """Make `path` hold exactly `content`, as UTF-8 and with the line ends it has."""
-    write_bytes(path, content.encode(), replace=replace)
+    with whole_file(path, replace=replace) as file:
+        file.write(content.encode())
 
 
 def write_json(path: str | Path, content: Any, *, replace: bool = False) -> None:
     """Make `path` hold `content` as indented JSON that any reader accepts."""
     try:
-        text = codec.encode(content, indent=2)
+        text = encode(content, indent=2)
     except ValueError as error:
         raise RunError(f"cannot write {path}: {error}.") from error
     write_text(path, text + "\n", replace=replace)
@@ -161,26 +171,140 @@ def sweep(folder: Path) -> None:
                 _remove_unless_held(partial)
 
 
-def _sweep_once(folder: Path) -> None:
-    if folder not in _swept:
-        _swept.add(folder)
-        sweep(folder)
-
-
 def _remove_unless_held(partial: Path) -> None:
     descriptor = os.open(partial, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        _hold(descriptor)
+        fcntl.flock(descriptor, HELD)
         shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
     finally:
         os.close(descriptor)
 
 
-def _hold(descriptor: int) -> None:
-    """Shows others that a living process writes this; raises where another does. A killed process holds nothing."""
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 def _beside(target: Path) -> Path:
     """A hidden name in the same folder, hence on the same disk, that no other writer and no other program uses."""
+    make_folder(target.parent)
+    if target.parent not in _swept:
+        _swept.add(target.parent)
+        sweep(target.parent)
     return target.with_name(f".{secrets.token_hex(8)}{_SUFFIX}")
+
+
+# --- One process at a time, by locks that a process which was killed no longer holds -------------------------------
+
+
+@contextmanager
+def locked(path: Path, flags: int, operation: int) -> Iterator[int]:
+    """The open file's descriptor, once no other process holds the file in a way that the `flock` operation excludes."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, operation)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def alone_in(folder: Path, *written: str) -> Iterator[None]:
+    """Keeps other processes from working in the folder, which is made if need be, at the same time.
+
+    The folder is the program's own from then on, so it must not hold what somebody else called as it is `written`.
+    """
+    with ExitStack() as stack:
+        try:
+            if not is_text(str(folder)):
+                raise RunError(f"{str(folder)!a} cannot be a folder of results, as its name is not text.")
+            foreign = [folder / name for name in written if (folder / name).exists()]
+            if foreign and not claimed(folder):
+                foreign = [path for path in foreign if not (path.is_file() and marked(path))]
+                if foreign:
+                    said = f"{folder} has a {foreign[0].name} that maxgain did not write: choose another --out."
+                    raise RunError(said)
+            make_folder(folder)
+            stack.enter_context(locked(folder / CLAIM, os.O_RDWR | os.O_CREAT, HELD))
+        except BlockingIOError as error:
+            said = f"another maxgain is at work in {folder}: wait for it, or choose another --out."
+            raise FolderInUseError(said) from error
+        except OSError as error:
+            raise RunError(f"cannot write in {folder}: {error.strerror or error}.") from error
+        sweep(folder)
+        yield
+
+
+# --- JSON that any reader accepts: the one rule for writing numbers and reading them back -----------------------------
+#
+# It knows no infinity. Numbers are written as `maxgain.strict_json` has it, and exactly the texts "inf" and "-inf" are
+# read back as numbers.
+
+
+def plain(value: Any, where: str = "the value") -> Any:
+    """The value in the types of strict JSON; `ValueError` says what in it JSON cannot hold."""
+    match value:
+        case None | bool() | int():
+            return value
+        case float() if math.isfinite(value):
+            return value
+        case str():  # the name of a file may be no text, and half a character cannot be written
+            return value.encode(errors="backslashreplace").decode()
+        case float():
+            return number(value)
+        case Mapping():
+            if strange := [name for name in value if not isinstance(name, str)]:
+                raise ValueError(f"{where} has a field called {strange[0]!r}, but names must be texts")
+            return {plain(name): plain(item, name) for name, item in value.items()}
+        case list() | tuple():
+            return [plain(item, where) for item in value]
+        case _:
+            raise ValueError(f"{where} is of the type {type(value).__name__}, which JSON cannot hold")
+
+
+def revived(value: Any) -> Any:
+    """What `plain` was made of, tuples as lists."""
+    match value:
+        case dict():
+            return {name: revived(item) for name, item in value.items()}
+        case list():
+            return [revived(item) for item in value]
+        case "inf" | "-inf":
+            return float(value)
+        case _:
+            return value
+
+
+def checksum(value: Any) -> str:
+    """The SHA-256 of a value, however it is laid out in a file."""
+    return hashlib.sha256(json.dumps(plain(value), sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content with a checksum of all of it, by which `expect_seal` knows whether a bit of it was flipped."""
+    unsealed = {name: value for name, value in content.items() if name != SEAL}
+    return {**unsealed, SEAL: checksum(unsealed)}
+
+
+def expect_seal(content: Mapping[str, Any]) -> None:
+    """`ValueError` if the content is not what was sealed; what was never sealed is taken as it is."""
+    if SEAL in content and content[SEAL] != sealed(content)[SEAL]:
+        raise ValueError("it is damaged: its checksum does not fit")
+
+
+def encode(value: Any, *, indent: int | None = None) -> str:
+    """A value as strict JSON, on one line unless it is indented for people."""
+    return json.dumps(plain(value), indent=indent, ensure_ascii=indent is None, allow_nan=False)
+
+
+def decode(text: str | bytes, schema: Any = object) -> Any:
+    """The value that `encode` wrote; `ValueError` if the text is not strict JSON, or not what the schema describes."""
+    value = revived(reading.parsed(text, object))
+    reading.converted(value, schema)  # which also drops what the schema does not know, so only its judgement is used
+    return value
+
+
+def read_json(path: Path, schema: Any = object) -> Any:
+    """The value in a file; `FileError` says in a sentence what is wrong with it, a broken seal included."""
+    try:
+        value = decode(reading.read_bytes(path), schema)
+        if isinstance(value, dict):
+            expect_seal(value)
+        return value
+    except ValueError as error:
+        raise FileError(f"{path} cannot be used: {error}.") from error

@@ -5,9 +5,8 @@ import fcntl
 import os
 from pathlib import Path
 
-from . import codec
-from .files import make_folder
-from .locks import locked
+from . import files
+from .files import locked, make_folder
 
 
 def append_line(path: Path, line: str, beginning: str) -> None:
@@ -45,7 +44,7 @@ def end_last_line(descriptor: int, beginning: str) -> None:
 
 def _is_json(text: bytes) -> bool:
     try:
-        codec.decode(text)
+        files.decode(text)
     except ValueError:
         return False
     return True

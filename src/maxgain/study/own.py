@@ -16,8 +16,9 @@ from maxgain.errors import DataError, MaxGainError, RecipeError
 
 from .data.splits import Dataset, Split, cut, stratified_order
 from .data.table import DATASETS
+from .files import is_text
 from .models import NETWORKS, Shape
-from .wording import clause, is_text
+from .wording import clause
 
 Network = str | Callable[..., nn.Module]
 """A name that 'maxgain list networks' shows, or a function from the images' shape and the number of classes.

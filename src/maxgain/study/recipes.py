@@ -1,4 +1,7 @@
-"""The paper's experiments, one frozen row each: data, network, optimiser, schedule. Every field can be overridden."""
+"""The paper's experiments, one frozen row each: data, network, optimiser, schedule. Every field can be overridden.
+
+Counts that could never be of use are refused, before anything is built that would never end.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,40 @@ import tyro
 
 from maxgain.errors import RecipeError
 
-from . import codec, reading
-from .limits import expect_count
+from . import files, reading
 from .regularisers import REGULARISERS, Chosen, numbers, parse, settled, spelt
 from .wording import unknown
 
 LARGEST = 1e30
 """Of learning rates and decays; weights in float32 hold little more."""
+MOST = {
+    "--seeds": 1_000,
+    "--folds": 1_000,
+    "--trials": 10_000,
+    "--budget": 10_000,
+    "--jobs": 1_024,
+    "--per-gpu": 64,
+    "epochs": 1_000_000,
+    "cross-validation": 1_000,
+}
+MOST_RUNS = 100_000
+"""Of a comparison, or of a search."""
+MOST_VALUES = 1_000
+"""Of one grid."""
+
+
+def expect_count(flag: str, count: int) -> None:
+    """Refuse a count that is no count, or that could never be reached."""
+    if count < 1:
+        raise RecipeError(f"{flag} must be at least 1, not {count}.")
+    if count > MOST[flag]:
+        raise RecipeError(f"{flag} must be at most {MOST[flag]:,}, not {count}.")
+
+
+def expect_runs(count: int) -> None:
+    """Refuse more runs than could ever be made."""
+    if count > MOST_RUNS:
+        raise RecipeError(f"these are {count:,} runs, and {MOST_RUNS:,} are the most that one command makes.")
 
 
 @dataclass(frozen=True)
@@ -69,7 +99,6 @@ class Recipe:
     """make the images this many pixels wide and high; only folder has images of any size (default: 96 there)"""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "regulariser", spelt(parse(self.regulariser)))
         for name in ("learning_rate", "epochs", "batch_size", "decay"):
             if not getattr(self, name) > 0:
                 raise RecipeError(f"{_flag(name)} must be positive, not {getattr(self, name)}.")
@@ -77,9 +106,9 @@ class Recipe:
             if getattr(self, name) > LARGEST:
                 most = "finite" if math.isinf(getattr(self, name)) else f"at most {LARGEST:g}"
                 raise RecipeError(f"{_flag(name)} must be {most}, not {getattr(self, name)}.")
-        for name in ("epochs", "cross_validation"):
-            if getattr(self, name) is not None:
-                expect_count(_flag(name), getattr(self, name))
+        expect_count("epochs", self.epochs)
+        if self.cross_validation is not None:
+            expect_count("cross-validation", self.cross_validation)
         if not self.weight_decay >= 0:
             raise RecipeError(f"weight-decay must not be negative, but is {self.weight_decay}.")
         if not self.p >= 1:
@@ -93,8 +122,9 @@ class Recipe:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise RecipeError(unknown(_flag(name), getattr(self, name), choices))
-        if self.batch_size == 1 and any(choice.row.batchnorm for choice in self.chosen):
+        if any(choice.row.batchnorm for choice in self.chosen) and self.batch_size == 1:
             raise RecipeError("batchnorm standardises over the batch, so it needs a batch-size of at least 2.")
+        object.__setattr__(self, "regulariser", spelt(parse(self.regulariser)))
 
     @property
     def chosen(self) -> tuple[Chosen, ...]:
@@ -147,7 +177,7 @@ def recipe_named(name: str) -> Recipe:
 
 def to_json(recipe: Recipe) -> dict[str, Any]:
     """The recipe as strict JSON can hold it, with every number that its regulariser has."""
-    content: dict[str, Any] = codec.plain(asdict(recipe) | {"regulariser": spelt(recipe.chosen)})
+    content: dict[str, Any] = files.plain(asdict(recipe) | {"regulariser": spelt(recipe.chosen)})
     return content
 
 
@@ -158,7 +188,7 @@ def from_json(content: dict[str, Any]) -> Recipe:
     if strange := sorted((set(content) ^ known) - optional):
         raise RecipeError(f"this recipe was written by another version of maxgain: it differs in {strange[0]!r}.")
     try:
-        return reading.converted(codec.revived(content), Recipe)
+        return reading.converted(files.revived(content), Recipe)
     except ValueError as error:
         raise RecipeError(f"this is no recipe: {error}.") from error
 

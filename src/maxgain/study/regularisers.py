@@ -291,16 +291,28 @@ class Chosen:
         """Whether there is a number to choose."""
         return self.value is None and self.row.parameter is not None
 
-    def __str__(self) -> str:
-        return self.row.name if self.value is None else f"{self.row.name}={_text(self.value)}"
-
 
 def parse(text: str) -> tuple[Chosen, ...]:
     """The regularisers that a text like ``maxgain=2+batchnorm+dropout`` names, in the order of the table.
 
     The order in the text means nothing, so that two texts that name the same regularisers are the same.
     """
-    chosen = tuple(_parsed(part.strip()) for part in text.split("+"))
+    chosen = []
+    for part in map(str.strip, text.split("+")):
+        name, gives_number, number = part.partition("=")
+        if name not in REGULARISERS:
+            raise RegulariserError(unknown("regulariser", name, REGULARISERS))
+        row, value = REGULARISERS[name], None
+        if gives_number:
+            if row.parameter is None:
+                raise RegulariserError(f"{row.name} takes no number, so '{part}' makes no sense.")
+            try:
+                value = float(number)
+            except ValueError:
+                value = math.nan
+            if not row.valid(value):
+                raise RegulariserError(f"{number!r} is no {row.parameter} that {row.name} can have.")
+        chosen.append(Chosen(row, value))
     refuse_nonsense(chosen)
     order = list(REGULARISERS)
     return tuple(sorted(chosen, key=lambda choice: order.index(choice.row.name)))
@@ -308,12 +320,20 @@ def parse(text: str) -> tuple[Chosen, ...]:
 
 def settled(text: str) -> tuple[Chosen, ...]:
     """The same with every number that the text leaves open at its default."""
-    return tuple(replace(choice, value=choice.row.default) if choice.is_open else choice for choice in parse(text))
+    return tuple(
+        replace(choice, value=choice.row.default) if choice.value is None else choice for choice in parse(text)
+    )
 
 
 def spelt(chosen: Iterable[Chosen]) -> str:
     """The one spelling of these regularisers."""
-    return "+".join(map(str, chosen))
+    # A number is the shortest text that is read back as the same one; without a plus, which joins regularisers.
+    return "+".join(
+        one.row.name
+        if one.value is None
+        else f"{one.row.name}={float(one.value)!r}".removesuffix(".0").replace("e+", "e")
+        for one in chosen
+    )
 
 
 def filled(text: str, numbers: Mapping[str, float]) -> str:
@@ -339,30 +359,7 @@ def with_gamma(texts: Sequence[str], gamma: float | None) -> tuple[str, ...]:
     return tuple(filled(text, {"maxgain": gamma}) for text in texts)
 
 
-def _parsed(part: str) -> Chosen:
-    name, gives_number, text = part.partition("=")
-    if name not in REGULARISERS:
-        raise RegulariserError(unknown("regulariser", name, REGULARISERS))
-    row = REGULARISERS[name]
-    if not gives_number:
-        return Chosen(row, None)
-    if row.parameter is None:
-        raise RegulariserError(f"{row.name} takes no number, so '{part}' makes no sense.")
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not row.valid(value):
-        raise RegulariserError(f"{text!r} is no {row.parameter} that {row.name} can have.")
-    return Chosen(row, value)
-
-
-def _text(value: float) -> str:
-    """The shortest text that is read back as the same number; without a plus, which joins regularisers."""
-    return repr(float(value)).removesuffix(".0").replace("e+", "e")
-
-
-def refuse_nonsense(chosen: tuple[Chosen, ...]) -> None:
+def refuse_nonsense(chosen: Sequence[Chosen]) -> None:
     """Raises where a combination cannot mean anything, and says why."""
     names = [choice.row.name for choice in chosen]
     if len(set(names)) < len(names):

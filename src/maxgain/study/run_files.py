@@ -5,22 +5,23 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import safetensors.torch
 import torch
 
 from maxgain.errors import CheckpointError, FileError, MissingFileError, RunError
 
-from . import codec, predictions, reading
+from . import files, predictions, reading
 from .data.splits import Dataset, Split
-from .files import write_json
-from .place import Place, chosen_device
 from .predictions import Predictions
 from .recipes import Recipe, from_json, key, to_json
 from .schema import Metrics, Result
 from .training import build_model, trained_on
 from .wording import clause
+
+if TYPE_CHECKING:
+    from .runs import Place
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
 WEIGHTS, CHECKPOINT, PREDICTIONS = "model.safetensors", "checkpoint.safetensors", "predictions.npz"
@@ -37,11 +38,6 @@ class Begun:
     """The folder of the data sets."""
     device: str
     """What it is trained on: 'cpu' or 'cuda'."""
-
-    def write(self, folder: Path) -> None:
-        """Writes it into a run's folder."""
-        content = to_json(self.recipe) | {name: getattr(self, name) for name in _ABOUT}
-        write_json(folder / CONFIG, codec.sealed(content))
 
     def resumed(self, place: Place) -> Place:
         """The place, with the run's own data and device where it names none."""
@@ -78,7 +74,7 @@ def expect_same_data(path: Path, there: str, here: str) -> None:
 def read_begun(folder: Path) -> Begun:
     """What the run in that folder is."""
     content = _read(folder, CONFIG, dict[str, Any])
-    content.pop(codec.SEAL, None)
+    content.pop(files.SEAL, None)
     try:
         about = {name: str(content.pop(name)) for name in _ABOUT}
     except KeyError as error:
@@ -98,12 +94,12 @@ def read_metrics(folder: Path, result: Result | None = None) -> list[Metrics]:
     """
     try:
         lines = reading.read_bytes(folder / METRICS).splitlines(keepends=True)
-        epochs = [codec.decode(line, Metrics) for line in lines if line.endswith(b"\n")]
+        epochs = [files.decode(line, Metrics) for line in lines if line.endswith(b"\n")]
     except (FileError, ValueError) as error:
         reason = clause(error)
         raise RunError(f"{folder} holds no readable {METRICS} ({reason}): is it the folder of a run?") from error
     sealed = None if result is None else result.get("metrics_sha256")
-    if sealed is not None and codec.checksum(epochs) != sealed:
+    if sealed is not None and files.checksum(epochs) != sealed:
         raise RunError(f"{folder / METRICS} is damaged or of another run: its checksum is not the one in {RESULT}.")
     return epochs
 
@@ -116,7 +112,7 @@ def read_predictions(folder: Path, result: Result) -> Predictions | None:
 
 def _read(folder: Path, name: str, schema: Any) -> Any:
     try:
-        return codec.read(folder / name, schema)
+        return files.read_json(folder / name, schema)
     except MissingFileError as error:
         raise RunError(f"{folder} has no {name}: it is not the folder of a finished run.") from error
 
@@ -138,7 +134,7 @@ class FinishedRun:
 
 def open_run(place: Place) -> FinishedRun:
     """The finished run in a folder, with the data that it was made of."""
-    begun, device = read_begun(place.folder), chosen_device(place.device)
+    begun, device = read_begun(place.folder), place.chosen_device
     expect_same_recipe(place.folder / RESULT, from_json(read_result(place.folder)["config"]), begun.recipe)
     dataset = data_of(begun, place)
     model = load_model(place.folder, begun.recipe, dataset, device)

@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
@@ -19,20 +19,17 @@ import torch
 
 import maxgain
 from maxgain import operator_norms
-from maxgain.errors import RunError
+from maxgain.errors import DataError, RunError
 from maxgain.measure import GainReport
 
-from . import checkpoint, codec, memory, predictions, signals
-from .capture import setting_up, stream_for
+from . import checkpoint, files, memory, predictions, signals
+from .capture import Speed, setting_up, stream_for
 from .data import table as datasets
-from .data.splits import Dataset, Split
+from .data.splits import Dataset, Split, cross_validated
 from .evaluate import answers, evaluate, gains, largest
-from .files import write_bytes, write_json, write_text
-from .locks import alone_in
-from .place import Place as Place
-from .place import chosen_device
+from .files import alone_in, write_bytes, write_json, write_text
 from .ranks import ALONE, Ranks
-from .recipes import Recipe, run_key, to_json
+from .recipes import Recipe, run_key, run_name, to_json
 from .regularisers import spelt
 from .run_files import (
     CHECKPOINT,
@@ -64,6 +61,77 @@ class Interrupted(Exception):  # noqa: N818 - it is no error
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a run, or a group of runs, reads, writes and computes."""
+
+    folder: Path
+    data: Path | None = None
+    device: str = "auto"
+    checkpoint_seconds: float | None = None
+    """How often to save; None saves after every epoch."""
+    speed: Speed = field(default_factory=Speed)
+    """How a GPU runs a step."""
+    has_test: bool = True
+    """Whether runs here have a test part to be scored on; those on which something is chosen have none."""
+    records: Path | None = None
+    """The folder of the records, if it is not in the folder itself."""
+    own: Dataset | None = field(default=None, repr=False, compare=False)
+    """The data set itself, where it is none of the table's: see `own.dataset`."""
+
+    @property
+    def results(self) -> Path:
+        """The folder of the records, where there are many runs."""
+        return self.records or self.folder / "results"
+
+    @property
+    def for_tuning(self) -> Place:
+        """Beside runs whose scores are compared, a place for those that choose their numbers."""
+        return replace(self, folder=self.folder / "tuning", has_test=False)
+
+    @property
+    def chosen_device(self) -> torch.device:
+        """The device itself."""
+        return chosen_device(self.device)
+
+    def of(self, recipe: Recipe, fingerprint: str) -> Place:
+        """The place of one of many runs here: another recipe, or other data, has another one."""
+        name = f"{run_name(recipe)}-{run_key(recipe, fingerprint)}"
+        return replace(self, folder=self.folder / "runs" / name)
+
+    def load_data(self, recipe: Recipe, load: Callable[..., Dataset] = datasets.load) -> Dataset:
+        """The data set that a recipe asks for; `load` may know it already."""
+        if self.own is not None:
+            dataset = _cut(self.own, recipe)
+        else:
+            dataset = load(recipe.dataset, self.data, recipe.fold, recipe.image_size, recipe.cross_validation)
+        return dataset if self.has_test else dataset.without_test()
+
+
+def _cut(own: Dataset, recipe: Recipe) -> Dataset:
+    if recipe.image_size is not None:
+        raise DataError(f"{own.name} has images of one size, so {recipe.image_size} cannot be chosen.")
+    if recipe.cross_validation is not None:
+        return cross_validated(own, recipe.fold, recipe.cross_validation)
+    if recipe.fold is not None:
+        raise DataError(f"{own.name} has no folds, so fold {recipe.fold} cannot be had.")
+    return own
+
+
+def chosen_device(name: str) -> torch.device:
+    """'auto' is a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+        if device.type in ("cpu", "cuda"):
+            return device
+    except (RuntimeError, AssertionError):
+        pass
+    raise RunError(f"there is no device {name!r} to train on here: use 'cpu', 'cuda' or 'auto'.")
+
+
+@dataclass(frozen=True)
 class Watcher:
     """Whom to tell how a run goes."""
 
@@ -80,14 +148,10 @@ class _Run:
     dataset: Dataset
     training: Training
     watcher: Watcher
+    folder: Path
     history: list[Metrics]
 
-    @property
-    def folder(self) -> Path:
-        return self.place.folder
 
-
-@memory.in_words()
 def perform(
     recipe: Recipe,
     place: Place,
@@ -101,11 +165,28 @@ def perform(
 
     Of several ranks the first does all this, and the others train their shares beside it.
     """
+    try:
+        if ranks.count > 1:
+            return _perform_as_one_of(ranks, recipe, place, dataset, resume, watcher or Watcher())
+        task = _look(recipe, place, dataset, resume)
+        if not task.is_finished:
+            device = chosen_device(task.place.device)
+            with stream_for(device) if device.type == "cuda" else contextlib.nullcontext():
+                _lead(_prepare(task, dataset, device, watcher or Watcher()), resume)
+        return _ended(place.folder)
+    except (MemoryError, RuntimeError) as error:
+        raise memory.explained(error) from error
+
+
+def _perform_as_one_of(
+    ranks: Ranks, recipe: Recipe, place: Place, dataset: Dataset | None, resume: bool, watcher: Watcher
+) -> Result:
     with ranks.joined(lambda: chosen_device(place.device)):
         task = ranks.first_says(lambda: _look(recipe, place, dataset, resume))
         if not task.is_finished:
-            with stream_for(ranks.own(chosen_device(task.place.device))):
-                run = ranks.ready(lambda: _prepare(task, dataset, watcher or Watcher(), ranks))
+            device = ranks.own(chosen_device(task.place.device))
+            with stream_for(device):
+                run = ranks.ready(lambda: _prepare(task, dataset, device, watcher, ranks))
                 ranks.expect_same("data", run.training.fingerprint)
                 (_lead if ranks.is_first else _follow)(run, resume)
         return ranks.first_says(lambda: _ended(place.folder))
@@ -120,10 +201,6 @@ class _Task:
     is_finished: bool
     begun: Begun | None = None
     """What the folder says, if the run was begun before."""
-
-    def data(self) -> Dataset:
-        """The data to train on, which are those of a run that was begun."""
-        return self.place.load_data(self.recipe) if self.begun is None else data_of(self.begun, self.place)
 
 
 def _look(recipe: Recipe, place: Place, dataset: Dataset | None, resume: bool) -> _Task:
@@ -168,24 +245,29 @@ def _ended(folder: Path) -> Result:
     return read_result(folder)
 
 
-def _prepare(task: _Task, dataset: Dataset | None, watcher: Watcher, ranks: Ranks) -> _Run:
+def _prepare(
+    task: _Task, dataset: Dataset | None, device: torch.device, watcher: Watcher, ranks: Ranks = ALONE
+) -> _Run:
     """Everything that can go wrong before anything is written."""
     place = task.place
     if place.checkpoint_seconds is not None and not place.checkpoint_seconds >= 0:
         raise RunError(f"checkpoint-seconds must not be negative, but is {place.checkpoint_seconds}.")
-    device = ranks.own(chosen_device(place.device))
-    dataset = dataset or task.data()
-    return _Run(place, dataset, Training(task.recipe, dataset, device, ranks), watcher, [])
+    if dataset is None:  # the data of a run that was begun are those that it began with
+        dataset = place.load_data(task.recipe) if task.begun is None else data_of(task.begun, place)
+    training = Training(task.recipe, dataset, device, ranks)
+    return _Run(place, dataset, training, watcher, place.folder, [])
 
 
 def _begin(run: _Run, resume: bool) -> None:
     """Takes up the checkpoint, and writes before the first step, which shows at once whether the folder can be."""
     if resume and (run.folder / CHECKPOINT).exists():
         run.history = checkpoint.load(run.folder / CHECKPOINT, run.training)
-    run.training.ranks.share_state(run.training)
     training, data = run.training, datasets.data_root(run.place.data).absolute()
-    Begun(training.recipe, training.fingerprint, str(data), training.device.type).write(run.folder)
-    write_text(run.folder / METRICS, "".join(codec.encode(line) + "\n" for line in run.history))
+    if training.ranks.count > 1:
+        training.ranks.share_state(training)
+    about = {"fingerprint": training.fingerprint, "data": str(data), "device": training.device.type}
+    write_json(run.folder / CONFIG, files.sealed(to_json(training.recipe) | about))
+    write_text(run.folder / METRICS, "".join(files.encode(line) + "\n" for line in run.history))
     run.watcher.started(run.training)
 
 
@@ -268,7 +350,7 @@ def _conclude(run: _Run) -> None:
         "gain_quantiles": quantiles,
         "operator_norms": norms,
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
-        "metrics_sha256": codec.checksum(run.history),
+        "metrics_sha256": files.checksum(run.history),
         "predictions_sha256": kept and kept.sha256,
         "seconds": sum(line["seconds"] for line in run.history),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -283,7 +365,7 @@ def _conclude(run: _Run) -> None:
     if kept is not None:
         predictions.write(run.folder / PREDICTIONS, kept)
     write_bytes(run.folder / WEIGHTS, weights)
-    write_json(run.folder / RESULT, codec.sealed(result))
+    write_json(run.folder / RESULT, files.sealed(result))
 
 
 def _metrics(run: _Run, epoch: Epoch, seconds: float) -> Metrics:
@@ -299,7 +381,7 @@ def _metrics(run: _Run, epoch: Epoch, seconds: float) -> Metrics:
         "max_gain": largest(_sample_gains(training).quantiles()),
         "seconds": seconds,
     }
-    return cast("Metrics", codec.revived(codec.plain(line)))
+    return cast("Metrics", files.revived(files.plain(line)))
 
 
 def _sample_gains(training: Training) -> GainReport:
@@ -341,7 +423,7 @@ def _device_name(device: torch.device) -> str:
 def _append(path: Path, line: Metrics) -> None:
     try:
         with path.open("a", encoding="utf-8") as file:
-            file.write(codec.encode(line) + "\n")
+            file.write(files.encode(line) + "\n")
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}.") from error
 

@@ -1,6 +1,6 @@
 """What files say of a run, described once: a line of metrics.jsonl, result.json, and a line of the records.
 
-In memory an infinite number is a float, and a number that there is not is None; `codec` says how files hold them.
+In memory an infinite number is a float, and a number that there is not is None; `files` says how files hold them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Result(TypedDict, total=False):
     weights_sha256: str
     """Of the file of the trained weights."""
     metrics_sha256: str
-    """Of all epochs, as `codec.checksum` has it."""
+    """Of all epochs, as `files.checksum` has it."""
     predictions_sha256: str | None
     """Of what was predicted for the test part: see `predictions.Predictions`. None where there is none."""
     seconds: float
@@ -84,7 +84,7 @@ class Result(TypedDict, total=False):
     note: str
     """What a reader has to know about this copy of the data."""
     sha256: str
-    """Of all else: see `codec.sealed`."""
+    """Of all else: see `files.sealed`."""
 
 
 class Record(Result, total=False):

@@ -4,23 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, cast
 
 from .schema import Result, score
 from .tables import Column, Table
-
-
-class Trained(dict[str, Any]):
-    """What result.json holds of a run, which `print` shows as a table of its scores."""
-
-    def __repr__(self) -> str:
-        return f"<run of {self['recipe']}, {self['regulariser']}, seed {self['seed']}>"
-
-    def __str__(self) -> str:
-        return str(scores_table(cast("Result", self)))
-
-    def _repr_html_(self) -> str:
-        return scores_table(cast("Result", self))._repr_html_()
 
 
 def scores_table(result: Result) -> Table:

@@ -1,7 +1,6 @@
 """What sentences to people have in common, whatever they are about."""
 
 import math
-import unicodedata
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -22,11 +21,6 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 def clause(sentence: object) -> str:
     """A sentence, mostly an error's, without its full stop: for a longer one that it becomes a part of."""
     return str(sentence).removesuffix(".")
-
-
-def is_text(name: str) -> bool:
-    """Whether a name, of a file for example, is text that can be shown and kept: no stray bytes, no control codes."""
-    return not any(unicodedata.category(character) in ("Cc", "Cs") for character in name)
 
 
 def counted(count: int, thing: str) -> str:

@@ -24,9 +24,9 @@ from maxgain.study import evaluate, run_files, runs
 from maxgain.study.cli import app as cli
 from maxgain.study.cli import train as train_command
 from maxgain.study.data import table as datasets
-from maxgain.study.place import Place
 from maxgain.study.recipes import RECIPES
 from maxgain.study.run_files import CHECKPOINT
+from maxgain.study.runs import Place
 
 QUICK = ["--network", "mlp", "--fold", "0", "--epochs", "2"]
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")

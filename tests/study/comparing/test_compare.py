@@ -16,7 +16,7 @@ from markupsafe import escape
 from PIL import Image
 
 from maxgain.errors import RecipeError, RunError
-from maxgain.study import locks
+from maxgain.study import files
 from maxgain.study.cli.app import main
 from maxgain.study.comparing import engine, records, tuning_rule
 from maxgain.study.comparing import jobs as compare
@@ -306,7 +306,7 @@ def test_promise_18_the_same_comparison_on_other_data_is_another_comparison(tmp_
 
 
 def test_two_comparisons_do_not_work_in_one_folder(tmp_path, capsys):
-    with locks.alone_in(tmp_path):
+    with files.alone_in(tmp_path):
         assert main(["compare", "digits", "--regularisers", "none", "--folds", "1", "--out", str(tmp_path)]) == 2
     assert "another maxgain is at work in" in capsys.readouterr().err
 

@@ -6,7 +6,7 @@ import pytest
 
 from maxgain.errors import FileError, RecipeError
 from maxgain.study.comparing.question import FILE, Planned, Question, against, contrasts, remember, remembered
-from maxgain.study.locks import alone_in
+from maxgain.study.files import alone_in
 
 ROWS = ("none", "maxgain", "dropout", "maxgain+dropout", "dropout+maxgain=3", "batchnorm")
 

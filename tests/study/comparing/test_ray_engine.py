@@ -25,7 +25,7 @@ from maxgain.study.cli.app import main
 from maxgain.study.comparing import engine
 from maxgain.study.comparing import jobs as work
 from maxgain.study.comparing.workers import data_for
-from maxgain.study.locks import alone_in
+from maxgain.study.files import alone_in
 from maxgain.study.recipes import RECIPES
 from maxgain.study.runs import Place, Watcher
 

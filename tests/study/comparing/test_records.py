@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from maxgain.errors import FileError, RecordError
-from maxgain.study import codec
+from maxgain.study import files
 from maxgain.study.comparing import records
 from maxgain.study.comparing.records import append, read
 from maxgain.study.predictions import Predictions
 from maxgain.study.recipes import RECIPES, from_json, run_key, to_json
 
-CONFIG = codec.revived(to_json(replace(RECIPES["digits"], regulariser="maxgain=2", milestones=(100, 120))))
+CONFIG = files.revived(to_json(replace(RECIPES["digits"], regulariser="maxgain=2", milestones=(100, 120))))
 KEY = run_key(from_json(CONFIG), "f")
 
 
@@ -58,7 +58,7 @@ def test_a_record_comes_back_with_its_key(tmp_path):
     record = ok(max_gain={"train": {"features.0": math.inf}})
     append(tmp_path / "new" / "results", record)
     found = read(tmp_path / "new" / "results")
-    assert found.find(KEY) == codec.sealed(record)
+    assert found.find(KEY) == files.sealed(record)
     assert (found.failed, found.warnings) == ((), ())
     assert [path.name for path in (tmp_path / "new" / "results").iterdir()] == ["digits.jsonl"]
 

@@ -12,12 +12,12 @@ from maxgain.study.comparing import engine, records
 from maxgain.study.comparing.jobs import Pairing
 from maxgain.study.comparing.shards import Merged, Shard, merge
 from maxgain.study.comparing.tuning_rule import Grid
-from maxgain.study.place import Place
 from maxgain.study.recipes import recipe_named
 from maxgain.study.reproduce import running
 from maxgain.study.reproduce.experiments import EXPERIMENTS, Experiment
 from maxgain.study.reproduce.running import Budget, Recorded, part_of, run_missing, stages
 from maxgain.study.reproduce.state import look
+from maxgain.study.runs import Place
 from maxgain.study.training import Training
 
 COMPARE = ["compare", "digits", "--network", "mlp", "--epochs", "1", "--regularisers", "none", "maxgain", "--jobs", "1"]

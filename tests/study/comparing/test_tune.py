@@ -16,7 +16,7 @@ import pytest
 from optuna.trial import TrialState
 
 from maxgain.errors import DataError, RecipeError, RegulariserError, RunError
-from maxgain.study import locks
+from maxgain.study import files
 from maxgain.study.cli.app import main
 from maxgain.study.comparing import engine, tune, tuning_rule
 from maxgain.study.comparing.engine import Here
@@ -306,7 +306,7 @@ def test_any_storage_of_optuna_will_do(tmp_path, monkeypatch):
 def test_the_trial_of_another_searcher_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "perform", fake_training(lambda gamma: 1 / gamma))
     shared = search(tmp_path, GAMMAS)
-    with locks.alone_in(tmp_path):
+    with files.alone_in(tmp_path):
         study = tune._study(shared)
     study.enqueue_trial({"maxgain": 2.0}, user_attrs={"point": {"maxgain": 2.0}, "searcher": "another machine"})
     elsewhere = study.ask()
@@ -319,7 +319,7 @@ def test_the_trial_of_another_searcher_is_left_alone(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("_in_this_process")
 def test_two_searches_do_not_work_in_one_folder(tmp_path, capsys):
     command = ["tune", "digits", "--regulariser", "maxgain", "--grid", "gamma=1:2:1", *FLAGS, "--out", str(tmp_path)]
-    with locks.alone_in(tmp_path):
+    with files.alone_in(tmp_path):
         assert main(command) == 2
     assert "another maxgain is at work in" in capsys.readouterr().err
 

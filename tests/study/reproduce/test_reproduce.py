@@ -7,10 +7,10 @@ import pytest
 from maxgain.study.cli.app import main
 from maxgain.study.comparing import records
 from maxgain.study.comparing.records import Records
-from maxgain.study.place import Place
 from maxgain.study.reproduce import estimate, running
 from maxgain.study.reproduce.experiments import EXPERIMENTS, TUNING_SEED
 from maxgain.study.reproduce.running import TUNING, Stage
+from maxgain.study.runs import Place
 from reproduce_records import failure_of, finish, record_of, tune
 
 

@@ -13,9 +13,11 @@ import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from functools import partial
 from typing import Any, TextIO
+
+import tyro
 
 import maxgain
 from maxgain.errors import MaxGainError, RecipeError
@@ -122,21 +124,29 @@ def _parsed(name: str, command: Any, rest: list[str]) -> Any:
 
     The recipe is named first, unless the command finds one in the folder of a run that it is to go on with.
     """
-    options_type = command.Options
-    if not COMMANDS[name][1]:
-        return flags.read(options_type, rest, prog=f"maxgain {name}")
-    recipes = f"RECIPE is one of {', '.join(RECIPES)} (see 'maxgain list recipes')."
-    if rest and rest[0] in ("-h", "--help"):
-        about = f"{recipes} The defaults below are those of digits."
-        return flags.read(options_type, rest, prog=f"maxgain {name} RECIPE", about=about, recipe=recipe_named("digits"))
-    if name == "train" and "--resume" in rest:
-        begun, rest = command.begun(rest)
+    how: dict[str, Any] = {"prog": f"maxgain {name}"}
+    if COMMANDS[name][1]:
+        begun = None
+        if name == "train" and "--resume" in rest:
+            begun, rest = command.begun(rest)
         if begun is not None:
-            return flags.read(options_type, rest, prog="maxgain train", recipe=begun, begun=True)
-    if not rest or rest[0].startswith("-"):
-        raise RecipeError(f"'maxgain {name}' needs a recipe first: one of {', '.join(RECIPES)}.")
-    recipe, *rest = rest
-    return flags.read(options_type, rest, prog=f"maxgain {name} {recipe}", recipe=recipe_named(recipe))
+            how |= {"recipe": begun, "begun": True}
+        elif rest and rest[0] in ("-h", "--help"):
+            about = f"RECIPE is one of {', '.join(RECIPES)} (see 'maxgain list recipes')."
+            about += " The defaults below are those of digits."
+            how = {"prog": f"maxgain {name} RECIPE", "about": about, "recipe": recipe_named("digits")}
+        elif not rest or rest[0].startswith("-"):
+            raise RecipeError(f"'maxgain {name}' needs a recipe first: one of {', '.join(RECIPES)}.")
+        else:
+            recipe, *rest = rest
+            how = {"prog": f"maxgain {name} {recipe}", "recipe": recipe_named(recipe)}
+    options_type = command.Options
+    if not hasattr(options_type, "refuses") and "begun" not in how:
+        # Flags are described to those who ask for help or are wrong, and to them alone, as that takes a while.
+        default = {"default": options_type(recipe=how["recipe"])} if "recipe" in how else {}
+        with suppress(SystemExit), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+            return tyro.cli(options_type, args=rest, prog=how["prog"], config=flags.CONFIG, **default)
+    return flags.read(options_type, rest, **how)
 
 
 def _examples(examples: Mapping[str, str]) -> str:

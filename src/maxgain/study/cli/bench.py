@@ -13,8 +13,8 @@ from maxgain.errors import RecipeError
 
 from ..bench.running import MODES, Row, Settings, measure
 from ..files import write_json
-from ..place import chosen_device
 from ..report import figures
+from ..runs import chosen_device
 from ..tables import Column, Table
 from ..wording import unknown
 from .terminal import Common, Screen

@@ -22,7 +22,7 @@ from ..comparing.jobs import Job
 from ..comparing.records import Record
 from ..comparing.shards import Shard
 from ..comparing.shown import tables
-from ..locks import alone_in
+from ..files import alone_in
 from ..recipes import Recipe
 from ..runs import Place
 from ..wording import counted

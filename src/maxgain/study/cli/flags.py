@@ -10,7 +10,7 @@ import shutil
 import sys
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -42,10 +42,6 @@ def read(
     """
     hidden = frozenset(getattr(options_type, "refuses", ()))
     default = {} if recipe is None else {"default": options_type(recipe=recipe)}
-    config = CONFIG[1:] if begun else CONFIG
-    if not hidden:  # descriptions are for those who ask for help or are wrong: they are made below
-        with suppress(SystemExit), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
-            return tyro.cli(options_type, args=list(words), prog=prog, config=config, **default)
     box, manual = io.StringIO(), _AsIfShown()
     try:
         with redirect_stderr(box), redirect_stdout(manual):
@@ -54,7 +50,7 @@ def read(
                 args=list(words),
                 prog=prog,
                 description="\n\n".join(filter(None, [inspect.cleandoc(options_type.__doc__), about])),
-                config=config,
+                config=CONFIG[1:] if begun else CONFIG,
                 registry=_registry(hidden),
                 **default,
             )

@@ -12,12 +12,12 @@ import tyro
 
 from maxgain.measure import Quantiles
 
-from .. import codec
+from .. import files
 from ..evaluate import gains
 from ..files import write_json
-from ..place import Place
 from ..report import figures
 from ..run_files import open_run
+from ..runs import Place
 from ..tables import Column, Table
 from .terminal import Common, DataFolder, Screen, typed
 
@@ -44,7 +44,7 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     bound = gamma if gamma is not None and math.isfinite(gamma) else None
     drawn = figures.gain_boxes({part: report.quantiles() for part, report in reports.items()}, bound, opened.title)
     paths = figures.save(drawn, options.run, "gains")
-    content = {"bound": bound} | {part: codec.decode(report.to_json()) for part, report in reports.items()}
+    content = {"bound": bound} | {part: files.decode(report.to_json()) for part, report in reports.items()}
     write_json(options.run / "gains.json", content)
     for part, report in reports.items():
         screen.show(gain_table(f"Gain by layer on the {part} set, p = {p:g}", report.quantiles()))

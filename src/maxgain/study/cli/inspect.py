@@ -27,9 +27,9 @@ from .. import memory
 from ..data.splits import Split
 from ..evaluate import batches, gains, largest
 from ..files import write_json
-from ..place import Place, chosen_device
 from ..report import figures
 from ..run_files import open_run
+from ..runs import Place, chosen_device
 from ..tables import Column, Table
 from ..training import to_float
 from ..wording import clause

@@ -5,29 +5,21 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-import torch
-
 from maxgain.errors import MaxGainError
 
-from ..cost import LONG, STEP_OVERHEAD, run_seconds, training_seconds
-from ..place import Place, chosen_device
+from ..cost import LONG, run_seconds, training_seconds
 from ..recipes import Recipe
+from ..runs import Place, chosen_device
 from ..training import Training, to_float
 from ..wording import duration
 from .terminal import Screen, typed
-
-SLOW = 1e9
-"""Multiplications and additions per second of a processor that is slower than any."""
 
 
 def warn_of_one(screen: Screen, training: Training) -> None:
     """For a run at its start: says where a CPU will take hours."""
     steps = (training.recipe.epochs - training.epoch) * training.steps_per_epoch
-    images = steps * training.batch_size
-    # A weight is used once per pixel at most. What even a slow processor has done soon need not be measured.
-    at_most = 6 * sum(map(torch.numel, training.model.parameters())) * training.images[0, 0].numel() * images
-    if at_most / SLOW + steps * STEP_OVERHEAD > LONG:
-        _warn(screen, training_seconds(training.model, to_float(training.images[:1]), images, steps))
+    example = to_float(training.images[:1])
+    _warn(screen, training_seconds(training.model, example, steps * training.batch_size, steps))
 
 
 def warn_of_many(screen: Screen, recipe: Recipe, runs: int, at_once: int, place: Place) -> None:

@@ -14,8 +14,8 @@ from ..comparing import records
 from ..comparing.jobs import Job
 from ..comparing.records import Record
 from ..comparing.shards import Shard
-from ..limits import expect_count
-from ..locks import alone_in
+from ..files import alone_in
+from ..recipes import expect_count
 from ..reproduce import estimate
 from ..reproduce.claims import progress
 from ..reproduce.document import build

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.table import Column
 from rich.text import Text
 
-from .. import codec
+from .. import files
 from ..tables import Table
 
 WIDTH_OF_A_FILE = 160
@@ -76,7 +76,7 @@ class Screen:
     def finish(self, result: Any) -> None:
         """Prints the result for machines, if that is what was asked for."""
         if self.for_machines and not self.silent:
-            sys.stdout.write(codec.encode(result, indent=2) + "\n")
+            sys.stdout.write(files.encode(result, indent=2) + "\n")
 
     @contextmanager
     def progress(self) -> Iterator[Bars]:

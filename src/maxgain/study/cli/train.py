@@ -9,12 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import tyro
 from rich.progress import Progress
 
 from maxgain.errors import MissingExtraError, RunError
 
 from ..capture import Speed
+from ..cost import LONG
 from ..ranks import HERE
 from ..recipes import Recipe, run_name
 from ..regularisers import spelt, with_gamma
@@ -25,6 +27,9 @@ from ..trained import largest, scores_table
 from ..training import Training
 from .patience import warn_of_one
 from .terminal import Common, DataFolder, Screen, typed
+
+SLOW = 1e9
+"""Multiplications and additions per second of a slow processor."""
 
 EXAMPLES = {
     "maxgain train digits --regulariser maxgain --gamma 2": "less than a minute on a CPU, and nothing to download",
@@ -168,11 +173,15 @@ def progress_watcher(
 
 def _tell_beforehand(options: Options, screen: Screen, training: Training) -> None:
     """Where a resumed run goes on, and whether a CPU will take hours."""
+    recipe = training.recipe
     if options.resume and (training.epoch or int(training.position)):
-        screen.show(f"going on after {training.epoch} of {training.recipe.epochs} epochs")
+        screen.show(f"going on after {training.epoch} of {recipe.epochs} epochs")
     elif options.resume:
         screen.show("there is no checkpoint yet: starting from the beginning")
-    if training.device.type == "cpu":
+    # A weight is used once per pixel at most. What even a slow processor has done soon need not be estimated.
+    weights, pixels = sum(map(torch.numel, training.model.parameters())), training.images[0].numel()
+    at_most = 6 * weights * pixels * len(training.labels) * (recipe.epochs - training.epoch) / SLOW
+    if training.device.type == "cpu" and at_most > LONG / 2:
         warn_of_one(screen, training)
 
 

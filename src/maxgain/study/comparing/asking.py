@@ -12,12 +12,10 @@ from functools import cached_property
 import maxgain
 from maxgain.errors import RecipeError
 
-from ..files import write_json
-from ..limits import expect_count
-from ..locks import alone_in
-from ..place import Place
-from ..recipes import RECIPES, Recipe
+from ..files import alone_in, write_json
+from ..recipes import RECIPES, Recipe, expect_count
 from ..regularisers import parse, settled, spelt, with_gamma
+from ..runs import Place
 from . import jobs as work
 from . import records, sentences, tuning_rule
 from .comparison import Comparison, compare

@@ -16,8 +16,7 @@ from maxgain.errors import MaxGainError, RecipeError
 
 from ..data.splits import Dataset
 from ..data.table import DATASETS
-from ..limits import expect_count, expect_runs
-from ..recipes import Recipe, run_key, run_name
+from ..recipes import Recipe, expect_count, expect_runs, run_key, run_name
 from ..regularisers import filled, spelt
 from ..run_files import read_metrics, read_predictions
 from ..runs import Place, perform

@@ -36,13 +36,10 @@ from maxgain.errors import FolderInUseError, MissingExtraError, RecipeError, Run
 
 from ..data.splits import Dataset, Split
 from ..data.table import data_root
-from ..files import make_folder, write_bytes, write_text
-from ..limits import expect_count
-from ..locks import alone_in
-from ..place import Place
-from ..recipes import Recipe
+from ..files import alone_in, make_folder, write_bytes, write_text
+from ..recipes import Recipe, expect_count
 from ..run_files import FILES, METRICS, RESULT, read_metrics
-from ..runs import Interrupted, Watcher, perform
+from ..runs import Interrupted, Place, Watcher, perform
 from ..schema import Result
 from ..signals import deferred
 from ..wording import clause

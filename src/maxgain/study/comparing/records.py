@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from maxgain.errors import FileError, MaxGainError, RecordError
 
-from .. import codec, predictions, reading
+from .. import files, predictions, reading
+from ..files import locked
 from ..lines import append_line
-from ..locks import locked
 from ..predictions import Predictions
 from ..recipes import Recipe, from_json, run_key, to_json
 from ..schema import Metrics, Result
@@ -78,7 +78,7 @@ class Records:
 
 def success(result: Result, history: list[Metrics]) -> Record:
     """What is recorded of a run that came to its end."""
-    content = {name: value for name, value in result.items() if name != codec.SEAL}  # the result's own
+    content = {name: value for name, value in result.items() if name != files.SEAL}  # the result's own
     return cast("Record", content | {"status": "ok", "history": history})
 
 
@@ -107,8 +107,8 @@ def append(folder: str | Path, record: Mapping[str, Any], predicted: Predictions
     """
     try:
         _expect_scores(record)
-        content = codec.revived(codec.plain(record, "the record"))
-        content.pop(codec.SEAL, None)  # the result's own; the record has more in it
+        content = files.revived(files.plain(record, "the record"))
+        content.pop(files.SEAL, None)  # the result's own; the record has more in it
         valid = checked(content)
     except ValueError as error:
         raise RecordError(f"{error}.") from error
@@ -116,7 +116,7 @@ def append(folder: str | Path, record: Mapping[str, Any], predicted: Predictions
     if predicted is not None:
         predictions.write(Path(folder) / PREDICTIONS / f"{valid['key']}.npz", predicted)
     try:
-        append_line(path, codec.encode(codec.sealed({"key": valid["key"], **valid})), BEGINNING)
+        append_line(path, files.encode(files.sealed({"key": valid["key"], **valid})), BEGINNING)
     except OSError as error:
         raise RecordError(f"cannot write {path}: {error.strerror or error}.") from error
 
@@ -173,7 +173,7 @@ def _records_in(path: Path) -> tuple[list[Record], list[str]]:
 def _record_in(line: reading.Line[object], recipe: str) -> Record:
     if line.problem is not None:
         raise ValueError(line.problem)
-    record = checked(codec.revived(line.content))
+    record = checked(files.revived(line.content))
     if record["recipe"] != recipe:
         raise ValueError(f"it is of the recipe {record['recipe']!r}, whose file is {record['recipe']}.jsonl")
     return record
@@ -182,7 +182,7 @@ def _record_in(line: reading.Line[object], recipe: str) -> Record:
 def checked(content: Any) -> Record:
     """The content, if it is a record; else `ValueError` or one of our own errors says what is wrong with it."""
     reading.converted(content, Record)
-    codec.expect_seal(content)
+    files.expect_seal(content)
     record: Record = content
     if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", record["recipe"], re.ASCII):
         raise ValueError(f"the recipe's name {record['recipe']!r} cannot be the name of a file")
@@ -204,7 +204,7 @@ def _expect_scores(record: Mapping[str, Any]) -> set[str]:
     """The names of the scores in a record, all of which are numbers that can be results."""
     names = {name for name in record if name.endswith(("_accuracy", "_loss")) and record[name] is not None}
     for name in sorted(names):
-        value, top = codec.revived(record[name]), 1 if name.endswith("_accuracy") else math.inf
+        value, top = files.revived(record[name]), 1 if name.endswith("_accuracy") else math.inf
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= top:
             raise ValueError(f"{name} is {value!r}, but must be a number from 0 to {top}")
     return names

@@ -12,8 +12,7 @@ from typing import TypeVar
 
 from maxgain.errors import RecipeError, RunError
 
-from ..files import whole_folder
-from ..locks import alone_in
+from ..files import alone_in, whole_folder
 from ..run_files import RESULT
 from . import records
 from .records import Records

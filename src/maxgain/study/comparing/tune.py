@@ -26,11 +26,9 @@ from maxgain.errors import MaxGainError, RecipeError, RegulariserError, RunError
 
 from .. import reading
 from ..data.splits import Dataset
-from ..files import write_text
-from ..limits import expect_count
+from ..files import alone_in, locked, write_text
 from ..lines import end_last_line
-from ..locks import alone_in, locked
-from ..recipes import Recipe, key
+from ..recipes import Recipe, expect_count, key
 from ..regularisers import filled
 from ..run_files import CHECKPOINT, read_metrics
 from ..runs import Place, Watcher

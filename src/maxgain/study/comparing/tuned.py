@@ -10,7 +10,7 @@ from typing import Any
 
 from maxgain.errors import RunError
 
-from .. import codec
+from .. import files
 from ..files import write_json
 from ..recipes import to_json
 from ..tables import Column, Table
@@ -64,9 +64,9 @@ class Tuned:
             "trials": {status: counts[status] for status in ("complete", "pruned", "failed")},
             "rule": RULE,
             "config": to_json(self.search.recipe_at(self.values)),
-            "curve_sha256": codec.checksum(self.curve),
+            "curve_sha256": files.checksum(self.curve),
         }
-        return codec.sealed(content)
+        return files.sealed(content)
 
 
 def concluded(search: Search, curve: list[Trial]) -> Tuned:

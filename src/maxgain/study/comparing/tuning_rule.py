@@ -13,7 +13,7 @@ from typing import Any
 
 from maxgain.errors import RecipeError, RegulariserError
 
-from ..limits import MOST_VALUES, expect_runs
+from ..recipes import MOST_VALUES, expect_runs
 from ..regularisers import Chosen, parse
 from ..wording import nearest
 

@@ -24,9 +24,8 @@ from maxgain.errors import RecipeError, RunError
 from .. import signals
 from ..data import table as datasets
 from ..data.splits import Dataset
-from ..limits import expect_count
-from ..place import Place, chosen_device
-from ..recipes import Recipe
+from ..recipes import Recipe, expect_count
+from ..runs import Place, chosen_device
 
 Job = TypeVar("Job")
 Outcome = TypeVar("Outcome")

@@ -14,7 +14,8 @@ import numpy as np
 from maxgain.errors import DataError, FileError
 
 from .. import reading
-from ..wording import clause, is_text
+from ..files import is_text
+from ..wording import clause
 from . import checksums, download
 from . import formats as readers
 from . import images as pictures
@@ -56,8 +57,8 @@ class Source:
         """The files it cannot do without."""
         return ()
 
-    def load(self, where: Path, fold: int | None, side: int | None) -> Dataset:
-        """Read the data set, or one fold of it, from its own folder."""
+    def load(self, root: Path, fold: int | None, side: int | None) -> Dataset:
+        """Read the data set, or one fold of it, from its own folder under `root`."""
         raise NotImplementedError
 
     def problems(self, where: Path) -> list[str]:
@@ -91,39 +92,6 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Digits(Source):
-    """The digits that scikit-learn carries: 1,797 scans of 8×8 pixels, their values 0 to 16 made 0 to 255.
-
-    A seeded stratified order of all images is cut into consecutive folds. A fold, or the whole set where no fold is
-    chosen, is cut once more: the first 60 % for training, the next 20 % for validation, the last 20 % for testing.
-    """
-
-    def load(self, where: Path, fold: int | None, side: int | None) -> Dataset:
-        """Read and cut the scans, wherever `where` is."""
-        from sklearn.datasets import load_digits
-
-        scans = load_digits()
-        images = np.rint(scans.images * 255 / 16).astype(np.uint8)[:, None]
-        order = stratified_order(scans.target, SEED)
-        chosen = order if fold is None else np.array_split(order, self.folds)[fold]
-        parts = cut(chosen, 0.6, 0.8)
-        train, validation, test = (Split.of([(images[part], scans.target[part])]) for part in parts)
-        return Dataset(self.name, train, validation, test, tuple("0123456789"), fold, self.folds)
-
-    def problems(self, where: Path) -> list[str]:
-        """None: there is no file."""
-        return []
-
-    def locate(self, root: Path) -> Path:
-        """Anywhere: there is no folder."""
-        return root
-
-    def describe(self, root: Path) -> Description:
-        """Its line in the list of data sets: always there."""
-        return Description(self.name, self.what, self.size, "inside scikit-learn", True)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Released(Source):
     """Files with a published split into training and test images; validation is a stretch of the former."""
 
@@ -141,8 +109,9 @@ class Released(Source):
         """All files but the optional ones."""
         return (*self.train_files, *self.test_files)
 
-    def load(self, where: Path, fold: int | None, side: int | None) -> Dataset:
+    def load(self, root: Path, fold: int | None, side: int | None) -> Dataset:
         """Read all files that are there; `note` names the optional ones that are not."""
+        where = self.locate(root)
         optional = [file for file in self.optional_files if (where / file).exists()]
         whole = Split.of(self._read(where / file) for file in (*self.train_files, *optional))
         test = Split.of(self._read(where / file) for file in self.test_files)
@@ -227,8 +196,9 @@ class Folds(Source):
         """Images and labels."""
         return ("X.bin", "y.bin")
 
-    def load(self, where: Path, fold: int | None, side: int | None) -> Dataset:
+    def load(self, root: Path, fold: int | None, side: int | None) -> Dataset:
         """Read one fold, and nothing else."""
+        where = self.locate(root)
         if fold is None:
             raise DataError(f"{self.name} is used one fold at a time: choose a fold from 0 to {self.folds - 1}.")
         images, labels = self._open(where)
@@ -292,8 +262,9 @@ class Folder(Source):
     any_size: ClassVar[bool] = True
     default_side: ClassVar[int] = 96
 
-    def load(self, where: Path, fold: int | None, side: int | None) -> Dataset:
+    def load(self, root: Path, fold: int | None, side: int | None) -> Dataset:
         """Read every image, its smaller side resized to `side` and its central square cut out."""
+        where = self.locate(root)
         side = self.default_side if side is None else side
         pictures.expect_possible(0, side)
         classes, parts = self._list(where)

@@ -66,12 +66,8 @@ class Dataset:
     note: str = ""  # what a reader of results made with this copy of it has to know
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{len(part):,} {name}" for name, part in self._parts)
+        sizes = f"{len(self.train):,} train, {len(self.validation):,} validation, {len(self.test):,} test"
         return f"<{self.name}: images of {self.shape} in {len(self.classes)} classes: {sizes}>"
-
-    @property
-    def _parts(self) -> tuple[tuple[str, Split], ...]:
-        return ("train", self.train), ("validation", self.validation), ("test", self.test)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -83,7 +79,7 @@ class Dataset:
     def fingerprint(self) -> str:
         """SHA-256 over the images and labels of each part: data with another one are other data."""
         digest = hashlib.sha256(f"{len(self.classes)} classes".encode())
-        for name, part in self._parts:
+        for name, part in (("train", self.train), ("validation", self.validation), ("test", self.test)):
             digest.update(f" {name} {tuple(part.images.shape)} ".encode())
             digest.update(part.images.contiguous().numpy().data)
             digest.update(part.labels.numpy().astype("<i8").data)

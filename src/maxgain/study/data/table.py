@@ -5,16 +5,20 @@ is never called test. No code runs from a data file: CIFAR comes from its binary
 """
 
 import os
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import numpy as np
+import torch
 
 from maxgain.errors import DataError
 
 from ..wording import clause, unknown
 from . import formats as readers
 from .download import Download
-from .layouts import Description, Digits, Folder, Folds, Released, Source
-from .splits import Dataset, Split, cross_validated, expect_fold
+from .layouts import SEED, Description, Folder, Folds, Released, Source
+from .splits import Dataset, Split, cross_validated, cut, expect_fold, stratified_order
 
 __all__ = ["DATASETS", "Dataset", "Description", "Split", "check", "data_root", "describe", "fetch", "load"]
 
@@ -31,7 +35,7 @@ def load(
     `fold` chooses one of the disjoint folds of a data set that has them, or one of `cross_validation` overlapping ones
     of a data set that has none. `size` is the side of the images where that can be chosen, which is in `folder` alone.
     """
-    source = _source(name)
+    source = DATASETS[name]
     if cross_validation is not None:
         if source.folds > 1:
             raise DataError(f"{name} has {source.folds} disjoint folds, which are better than cross-validation.")
@@ -42,7 +46,7 @@ def load(
         raise DataError(f"{name} has {has}, so fold {fold} cannot be had.")
     if size is not None and not source.any_size:
         raise DataError(f"{name} has images of one size, so {size} cannot be chosen.")
-    return source.load(source.locate(data_root(root)), fold, size)
+    return source.load(data_root(root), fold, size)
 
 
 def describe(root: Path | None = None) -> list[Description]:
@@ -52,7 +56,7 @@ def describe(root: Path | None = None) -> list[Description]:
 
 def check(name: str, root: Path | None = None) -> list[str]:
     """What is wrong with the files of `name`, a sentence each: missing, short, or with labels that cannot be."""
-    source = _source(name)
+    source = DATASETS[name]
     try:
         return source.problems(source.locate(data_root(root)))
     except DataError as error:
@@ -61,7 +65,7 @@ def check(name: str, root: Path | None = None) -> list[str]:
 
 def fetch(name: str, root: Path | None = None, progress: bool = True) -> Path:
     """Download what is missing or damaged of `name` and return its folder; what is whole is left alone."""
-    return _source(name).fetch(data_root(root), progress)
+    return DATASETS[name].fetch(data_root(root), progress)
 
 
 def data_root(root: Path | None = None) -> Path:
@@ -74,10 +78,39 @@ def data_root(root: Path | None = None) -> Path:
         raise DataError(f"{chosen} names no folder: {clause(error)}.") from error
 
 
-def _source(name: str) -> Source:
-    if name not in DATASETS:
-        raise DataError(unknown("data set", name, DATASETS))
-    return DATASETS[name]
+@dataclass(frozen=True, kw_only=True)
+class Digits(Source):
+    """The digits that scikit-learn carries: 1,797 scans of 8×8 pixels, their values 0 to 16 made 0 to 255.
+
+    A seeded stratified order of all images is cut into consecutive folds. A fold, or the whole set where no fold is
+    chosen, is cut once more: the first 60 % for training, the next 20 % for validation, the last 20 % for testing.
+    """
+
+    def load(self, root: Path, fold: int | None, side: int | None) -> Dataset:
+        """Read and cut the scans, wherever `root` is."""
+        from sklearn.datasets import load_digits
+
+        scans = load_digits()
+        images = np.rint(scans.images * 255 / 16).astype(np.uint8)[:, None]
+        order = stratified_order(scans.target, SEED)
+        chosen = order if fold is None else np.array_split(order, self.folds)[fold]
+        parts = cut(chosen, 0.6, 0.8)
+        train, validation, test = (
+            Split(torch.from_numpy(images[part]), torch.from_numpy(scans.target[part])) for part in parts
+        )
+        return Dataset(self.name, train, validation, test, tuple("0123456789"), fold, self.folds)
+
+    def problems(self, where: Path) -> list[str]:
+        """None: there is no file."""
+        return []
+
+    def locate(self, root: Path) -> Path:
+        """Anywhere: there is no folder."""
+        return root
+
+    def describe(self, root: Path) -> Description:
+        """Its line in the list of data sets: always there."""
+        return Description(self.name, self.what, self.size, "inside scikit-learn", True)
 
 
 CIFAR_SITE = "https://www.cs.toronto.edu/~kriz"
@@ -94,9 +127,17 @@ CIFAR100_CLASSES = (
     "tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"
 )
 
+
+class _Rows(dict[str, Source]):
+    """The table: a name that is not in it is answered in words."""
+
+    def __missing__(self, name: str) -> Source:
+        raise DataError(unknown("data set", name, self))
+
+
 # The SHA-256 values are those that independent public catalogues agree on for the published files.
-DATASETS: dict[str, Source] = {
-    source.name: source
+DATASETS = _Rows(
+    (source.name, source)
     for source in (
         Digits(
             name="digits",
@@ -193,4 +234,4 @@ DATASETS: dict[str, Source] = {
             remedy="name a folder that has one folder of images for each class",
         ),
     )
-}
+)

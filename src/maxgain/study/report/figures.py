@@ -16,8 +16,7 @@ from matplotlib.ticker import PercentFormatter
 
 from maxgain.measure import Quantiles, draw_boxes
 
-from ..files import write_bytes
-from ..wording import is_text
+from ..files import is_text, write_bytes
 
 # Text stays text in SVG, so that a figure can be searched and read aloud, and the same numbers give the same bytes.
 SVG = {"svg.fonttype": "none", "svg.hashsalt": "maxgain"}

@@ -11,7 +11,7 @@ from typing import Any, Literal, NotRequired, Required, TypedDict
 
 from maxgain.errors import FileError, MaxGainError, MissingFileError, RecordError
 
-from .. import codec
+from .. import files
 from ..comparing import records
 from ..comparing.records import Record, Records
 from ..comparing.tuning_rule import RULE, worth
@@ -60,7 +60,7 @@ class Chosen(TypedDict):
     regulariser: str
     values: dict[str, float]
     curve_sha256: NotRequired[str]
-    """Of the curve that it was chosen from; see `codec.checksum`."""
+    """Of the curve that it was chosen from; see `files.checksum`."""
 
 
 def read(folder: Path, found: Records) -> tuple[list[Tuning], list[str]]:
@@ -80,16 +80,16 @@ def read(folder: Path, found: Records) -> tuple[list[Tuning], list[str]]:
 
 def _tune(path: Path) -> Tuning:
     """What `maxgain tune` left beside this file."""
-    curve: list[Point] = codec.read(path, list[Point])
+    curve: list[Point] = files.read_json(path, list[Point])
     names = {tuple(row["values"]) for row in curve}
     incomplete = [row for row in curve if row["status"] == "complete" and not set(SCORES) <= row.keys()]
     if len(names) > 1 or incomplete:
         raise RecordError(f"{path} is not what 'maxgain tune' writes: its points differ in what they have.")
     try:
-        tuned: Chosen = codec.read(path.with_name("tuned.json"), Chosen)
+        tuned: Chosen = files.read_json(path.with_name("tuned.json"), Chosen)
     except MissingFileError:
         return Tuning(path.parent.name, tuple(curve), None, "Nothing was chosen.")
-    if tuple(tuned["values"]) not in names or tuned.get("curve_sha256") not in (None, codec.checksum(curve)):
+    if tuple(tuned["values"]) not in names or tuned.get("curve_sha256") not in (None, files.checksum(curve)):
         raise RecordError(f"{path} and the tuned.json beside it are not of one search, or one of them is damaged.")
     title = f"{tuned['recipe']}, {tuned['asked']}"
     return Tuning(
