@@ -67,18 +67,18 @@ def strictly(text: str) -> Any:
 def test_a_run_folder_holds_everything(tmp_path, digits) -> None:
     recipe = replace(RECIPE, regulariser="maxgain=1.5+dropout=1", p=math.inf, seed=5, network="cnn")
     returned = perform(recipe, Place(tmp_path / "run"), digits)
-    files = {path.name: path for path in (tmp_path / "run").iterdir()}
+    written = {path.name: path for path in (tmp_path / "run").iterdir()}
     left = {".maxgain", "config.json", "metrics.jsonl", "model.safetensors", "predictions.npz", "result.json"}
-    assert set(files) == left
+    assert set(written) == left
     about = {"fingerprint": digits.fingerprint, "data": str(datasets.data_root().absolute()), "device": "cpu"}
-    assert strictly(files["config.json"].read_text()) == files.sealed(to_json(recipe) | about)
+    assert strictly(written["config.json"].read_text()) == files.sealed(to_json(recipe) | about)
     assert run_files.read_begun(tmp_path / "run") == Begun(recipe, **about)
-    result = files.revived(strictly(files["result.json"].read_text()))
+    result = files.revived(strictly(written["result.json"].read_text()))
     assert result == returned == run_files.read_result(tmp_path / "run")
     assert from_json(result["config"]) == recipe
 
     model = run_files.load_model(tmp_path / "run", recipe, digits, CPU)
-    stored = safetensors.torch.load_file(files["model.safetensors"])
+    stored = safetensors.torch.load_file(written["model.safetensors"])
     assert all(torch.equal(tensor, stored[name]) for name, tensor in model.state_dict().items())
     facts = {"recipe": "digits", "regulariser": "maxgain=1.5+dropout=1", "gamma": 1.5, "p": math.inf, "seed": 5}
     facts |= {"fold": 0, "key": run_key(recipe, digits.fingerprint), "fingerprint": digits.fingerprint}
@@ -91,7 +91,7 @@ def test_a_run_folder_holds_everything(tmp_path, digits) -> None:
         report = measure_gains(model, evaluate.batches(getattr(digits, part).images), math.inf)
         assert result["max_gain"][part] == {name: float(gains.max()) for name, gains in report.gains.items()}
     assert result["seconds"] > 0
-    assert result["weights_sha256"] == hashlib.sha256(files["model.safetensors"].read_bytes()).hexdigest()
+    assert result["weights_sha256"] == hashlib.sha256(written["model.safetensors"].read_bytes()).hexdigest()
     kept = run_files.read_predictions(tmp_path / "run", returned)
     assert kept.correct.mean() == result["test_accuracy"]
     assert kept.label.tolist() == digits.test.labels.tolist()
@@ -99,7 +99,7 @@ def test_a_run_folder_holds_everything(tmp_path, digits) -> None:
     logits = model.eval()(evaluate.to_float(digits.test.images))
     assert kept.predicted.tolist() == logits.argmax(1).tolist()
 
-    lines = [strictly(line) for line in files["metrics.jsonl"].read_text().splitlines()]
+    lines = [strictly(line) for line in written["metrics.jsonl"].read_text().splitlines()]
     assert lines == run_files.read_metrics(tmp_path / "run")
     assert [line["epoch"] for line in lines] == [1, 2]
     assert sum(line["seconds"] for line in lines) == pytest.approx(result["seconds"])
