@@ -1,6 +1,8 @@
 """The house is as its papers say: every promise has a test, every file is on the map, every walk leads somewhere."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,16 @@ def test_the_rooms_of_the_readme_are_folders() -> None:
     rooms = [line.split()[0].rstrip("/") for line in block.splitlines() if line.startswith("  ")]
     folders = {path.name for path in PACKAGE.rglob("*") if path.is_dir() and not path.name.startswith("_")}
     assert set(rooms) == folders - {"templates"}
+
+
+LONGEST_WALKS = {"whole walk": (126, 21, 72), "the step": (41, 9, 28)}
+"""Functions, files and changes of file of the first release: a batch must stay easier to follow than it was then."""
+
+
+def test_the_walk_of_one_batch_stays_shorter_than_that_of_the_first_release() -> None:
+    found = subprocess.run([sys.executable, str(TESTS / "walk.py")], capture_output=True, text=True, check=True).stdout
+    for name, longest in LONGEST_WALKS.items():
+        line = found.partition(f"{name}:")[2].partition("\n")[0]
+        counts = tuple(map(int, re.findall(r"\d+", line)))
+        assert len(counts) == len(longest), found
+        assert all(count < most for count, most in zip(counts, longest, strict=True)), f"{name}: {counts}\n{found}"
