@@ -14,10 +14,9 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from . import kernels
-from .arguments import check_globs
 from .distributed import is_sharded
 from .errors import AttachError, BoundError, MeasurementWarning, PatternError, UnsupportedLayerError
-from .functional import check_bound
+from .functional import check_bound, check_globs
 from .layers import FoundLayer, defect, kind_of, matches, refusals
 
 Bound = float | Mapping[str, float]

@@ -5,32 +5,19 @@ The problem that training solves under MaxGain is ``min f(W_1, ..., W_l)`` subje
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .arguments import as_float, check_number
-from .errors import BoundError, MaxGainError, NormError
+from .errors import BoundError, MaxGainError, NormError, PatternError
 
+MOST = 10**9
+"""No count that could ever be reached is larger."""
 LARGEST_POWER = 6
 """For p ≤ 6 the sum of 1e30 float32 powers fits in float64, so nothing has to be scaled."""
-
-
-def check_p(p: float) -> float:
-    """Return p if it names a norm (1 ≤ p ≤ inf), and refuse it otherwise."""
-    number = as_float(p)
-    if not number >= 1:
-        raise NormError(f"p must be a number from 1 to inf, not {p!r:.40}: below 1 it does not define a norm.")
-    return number
-
-
-def check_bound(bound: float, what: str = "gamma") -> float:
-    """Return the bound as a float if it can be divided by; ``inf`` measures without constraining."""
-    number = as_float(bound)
-    if not number > 0:
-        raise BoundError(f"{what} must be a positive number (inf measures without constraining), not {bound!r:.40}.")
-    return number
 
 
 def gain(z: Tensor, x: Tensor, p: float = 2.0, *, instance_dims: int | None = None) -> Tensor:
@@ -57,7 +44,11 @@ def gain(z: Tensor, x: Tensor, p: float = 2.0, *, instance_dims: int | None = No
     elif not isinstance(instance_dims, int) or not 0 <= instance_dims <= x.dim():
         raise MaxGainError(f"instance_dims must be a whole number from 0 to {x.dim()}, not {instance_dims!r:.40}.")
     _check_pair(z, x, instance_dims)
-    z, x = z.detach(), x.detach()
+    return instance_gains(z.detach(), x.detach(), p, instance_dims)
+
+
+def instance_gains(z: Tensor, x: Tensor, p: float, instance_dims: int) -> Tensor:
+    """As ``gain``, of tensors that are known to fit: what a forward hook calls."""
     if instance_dims == 0:
         z, x, instance_dims = z.unsqueeze(-1), x.unsqueeze(-1), 1
     dims = tuple(range(-instance_dims, 0))
@@ -70,20 +61,6 @@ def gain(z: Tensor, x: Tensor, p: float = 2.0, *, instance_dims: int | None = No
     if p == math.inf or (wide == torch.float32 and p <= LARGEST_POWER and x.device.type != "mps"):
         return _gain_with_room(z, x, p, dims, wide)
     return _gain_of_scaled_norms(z, x, p, dims, wide)
-
-
-def _check_pair(z: Tensor, x: Tensor, instance_dims: int) -> None:
-    """Refuse what has no gain: anything but two tensors of real numbers, side by side, with as many instances."""
-    if z.device != x.device:
-        raise MaxGainError(f"z lies on {z.device} and x on {x.device}: bring them together.")
-    if z.shape[: max(0, z.dim() - instance_dims)] != x.shape[: x.dim() - instance_dims]:
-        raise MaxGainError(f"z of shape {tuple(z.shape)} and x of {tuple(x.shape)} count different instances.")
-
-
-def _check_real(what: str, v: Tensor) -> None:
-    if not isinstance(v, Tensor) or not v.is_floating_point():
-        found = v.dtype if isinstance(v, Tensor) else type(v).__name__
-        raise MaxGainError(f"{what} must be a tensor of real numbers, not {found}.")
 
 
 def _gain_of_plain_norms(z: Tensor, x: Tensor, p: float, dims: tuple[int, ...], wide: torch.dtype) -> Tensor | None:
@@ -196,3 +173,97 @@ def shrink_all_(weights: Sequence[Tensor], divisors: Sequence[Tensor]) -> None:
         if weight.dtype != divisor.dtype:
             # A divisor rounded to bfloat16 would miss the bound by up to 0.4 %, so round the quotient instead.
             weight.copy_(weight.to(torch.promote_types(weight.dtype, divisor.dtype)).div_(divisor))
+
+
+# --- What arguments must be like, and the sentences for those that are not --------------------------------------------
+
+
+def check_p(p: float) -> float:
+    """Return p if it names a norm (1 ≤ p ≤ inf), and refuse it otherwise."""
+    number = as_float(p)
+    if not number >= 1:
+        raise NormError(f"p must be a number from 1 to inf, not {p!r:.40}: below 1 it does not define a norm.")
+    return number
+
+
+def check_bound(bound: float, what: str = "gamma") -> float:
+    """Return the bound as a float if it can be divided by; ``inf`` measures without constraining."""
+    number = as_float(bound)
+    if not number > 0:
+        raise BoundError(f"{what} must be a positive number (inf measures without constraining), not {bound!r:.40}.")
+    return number
+
+
+def check_count(what: str, value: Any, least: int = 1) -> int:
+    """Return the value if it is a whole number that can be counted to."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
+        raise MaxGainError(f"{what} must be a whole number from {least} to {MOST:,}, not {value!r:.40}.")
+    return value
+
+
+def as_float(value: Any) -> float:
+    """The real number that the value is, and nan if it is none, or one that no float can hold."""
+    try:
+        return float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:
+        return math.nan
+
+
+def check_number(what: str, value: Any) -> float:
+    """Return the value as a float if it is a real number; whether it is finite is not asked."""
+    if not isinstance(value, Real) or (math.isnan(as_float(value)) and not isinstance(value, float)):
+        raise MaxGainError(f"{what} must be a real number, not {value!r:.40}.")
+    return as_float(value)
+
+
+def check_positive(what: str, value: Any, above: float = 0) -> float:
+    """Return the value as a float if it is a number above `above`."""
+    if not as_float(value) > above:
+        raise MaxGainError(f"{what} must be a number greater than {above:g}, not {value!r:.40}.")
+    return float(value)
+
+
+def check_choice(what: str, value: Any, choices: tuple[str, ...]) -> Any:
+    """Return the value if it is one of the choices."""
+    if not isinstance(value, str) or value not in choices:
+        raise MaxGainError(f"{what} must be {' or '.join(map(repr, choices))}, not {value!r:.60}.")
+    return value
+
+
+def check_is(what: str, value: Any, kind: type | tuple[type, ...], described: str) -> Any:
+    """Return the value if it is of that kind."""
+    if not isinstance(value, kind):
+        raise MaxGainError(f"{what} must be {described}, not {value!r:.60}.")
+    return value
+
+
+def check_callable(what: str, value: Any) -> Callable[..., Any]:
+    """Return the value if it can be called."""
+    if not callable(value):
+        raise MaxGainError(f"{what} must be a function, not {value!r:.60}.")
+    return value  # type: ignore[no-any-return]
+
+
+def check_globs(patterns: Any) -> tuple[str, ...]:
+    """The globs that a text, or several, are; none, if that is what was given."""
+    if patterns is None or isinstance(patterns, str):
+        return () if patterns is None else (patterns,)
+    # An array has ideas of its own about what is equal and what can be iterated over.
+    several = tuple(patterns) if isinstance(patterns, Iterable) and not hasattr(patterns, "shape") else (None,)
+    if not all(isinstance(glob, str) for glob in several):
+        raise PatternError(f"include and exclude take a glob over dotted layer names or several, not {patterns!r:.60}.")
+    return several
+
+
+def _check_pair(z: Tensor, x: Tensor, instance_dims: int) -> None:
+    """Refuse what has no gain: anything but two tensors of real numbers, side by side, with as many instances."""
+    if z.device != x.device:
+        raise MaxGainError(f"z lies on {z.device} and x on {x.device}: bring them together.")
+    if z.shape[: max(0, z.dim() - instance_dims)] != x.shape[: x.dim() - instance_dims]:
+        raise MaxGainError(f"z of shape {tuple(z.shape)} and x of {tuple(x.shape)} count different instances.")
+
+
+def _check_real(what: str, v: Tensor) -> None:
+    if not isinstance(v, Tensor) or not v.is_floating_point():
+        found = v.dtype if isinstance(v, Tensor) else type(v).__name__
+        raise MaxGainError(f"{what} must be a tensor of real numbers, not {found}.")

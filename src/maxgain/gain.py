@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from . import torch_quirks
-from .arguments import check_choice, check_count
 from .constraint import Constraint
 from .coverage import Bound, Share
 from .distributed import Group, largest_of_ranks
 from .errors import MaxGainError, MeasurementWarning
-from .functional import check_p
+from .functional import check_choice, check_count, check_p
 from .layers import Instance
 from .observe import UNMEASURED, RunningMaximum, Tally
 from .rounding import Rounding

@@ -17,9 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .arguments import check_globs
 from .errors import NothingToConstrainError, PatternError, UnsupportedLayerError
-from .functional import without_bias
+from .functional import check_globs, without_bias
 
 LinearPart = Callable[[nn.Module, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 Instance = Literal["auto", "sample"]

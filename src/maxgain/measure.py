@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .arguments import check_choice
 from .errors import MaxGainError, MeasurementWarning, MissingExtraError
-from .functional import check_p
+from .functional import check_choice, check_p
 from .layers import FoundLayer, Instance, find_layers
 from .observe import Hook, layer_gains
 from .strict_json import number, report

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .arguments import check_callable, check_count, check_positive
 from .constraint import Constraint
 from .errors import MaxGainError, MeasurementWarning
+from .functional import check_callable, check_count, check_positive
 
 Send = Callable[[dict[str, float], int], None]
 

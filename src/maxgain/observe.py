@@ -24,7 +24,7 @@ from . import kernels, torch_quirks
 from .coverage import parameters_of
 from .distributed import is_sharded, whole, whole_weights
 from .errors import MaxGainError, MeasurementWarning, UnsupportedLayerError
-from .functional import gain, record
+from .functional import instance_gains, record
 from .layers import FoundLayer, Instance, refusal
 
 UNMEASURED = -1.0
@@ -41,7 +41,7 @@ def layer_gains(layer: FoundLayer, x: Tensor, output: Tensor | None, p: float, i
     if instance == "sample":
         dims = max(dims, x.dim() - 1)
     x, z = layer.kind.linear_part(layer.module, x.detach(), None if output is None else output.detach())
-    return gain(z, x, p, instance_dims=dims)
+    return instance_gains(z, x, p, dims)
 
 
 # --- Hooks ------------------------------------------------------------------------------------------------------------

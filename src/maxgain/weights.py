@@ -8,12 +8,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from .arguments import check_globs
 from .constraint import Constraint
 from .coverage import Bound, Share
 from .distributed import whole
 from .errors import UnsupportedLayerError
-from .functional import check_p, finite, widened
+from .functional import check_globs, check_p, finite, widened
 from .layers import FoundLayer, find_layers
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..arguments import check_count, check_is, check_positive
 from ..errors import NotMeasuredError
+from ..functional import check_count, check_is, check_positive
 from ..layers import FoundLayer, find_layers
 from ..measure import ITSELF, call, evaluating, rich_table
 from ..observe import Hook

@@ -10,12 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import torch_quirks
-from ..arguments import check_count
 from ..constraint import Constraint
 from ..coverage import Bound, Share
 from ..distributed import Group, largest_of_ranks
 from ..errors import StateError
-from ..functional import finite
+from ..functional import check_count, finite
 from ..kernels import Replayed
 from ..layers import FoundLayer
 from ..observe import UNMEASURED

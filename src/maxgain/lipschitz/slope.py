@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..arguments import check_count
 from ..errors import MaxGainError
-from ..functional import check_p, gain
+from ..functional import check_count, check_p, gain
 from ..layers import check_model
 from ..measure import call, evaluating, several
 

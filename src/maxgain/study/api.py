@@ -21,8 +21,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
-from maxgain.arguments import check_count
 from maxgain.errors import MaxGainError, RecipeError
+from maxgain.functional import check_count
 
 from .comparing import asking, records, tuned
 from .comparing import jobs as work

@@ -17,7 +17,7 @@ from maxgain.errors import RecipeError
 
 from . import files, reading
 from .regularisers import REGULARISERS, Chosen, numbers, parse, settled, spelt
-from .wording import unknown
+from .wording import Named, unknown
 
 LARGEST = 1e30
 """Of learning rates and decays; weights in float32 hold little more."""
@@ -148,7 +148,7 @@ def _flag(name: str) -> str:
 # The command line sees to these itself; a recipe may also come from Python or from a file.
 _CHOICES = {name: get_args(hint) for name, hint in get_type_hints(Recipe).items() if get_origin(hint) is Literal}
 
-RECIPES = {
+_ROWS = {
     recipe.name: recipe
     for recipe in (
         Recipe("digits", "digits", "cnn", "adam", 1e-3, epochs=60, batch_size=16),
@@ -166,12 +166,11 @@ RECIPES = {
                weight_decay=2e-4, augment=True, regulariser="batchnorm"),
     )
 }  # fmt: skip
+RECIPES = Named("recipe", RecipeError, _ROWS)
 
 
 def recipe_named(name: str) -> Recipe:
     """The recipe of that name."""
-    if name not in RECIPES:
-        raise RecipeError(unknown("recipe", name, RECIPES))
     return RECIPES[name]
 
 

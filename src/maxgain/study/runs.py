@@ -222,8 +222,17 @@ def _look(recipe: Recipe, place: Place, dataset: Dataset | None, resume: bool) -
 
 def _lead(run: _Run, resume: bool) -> None:
     """What the first rank does, which is mostly the only one."""
+    training, data = run.training, datasets.data_root(run.place.data).absolute()
     with alone_in(run.folder, *FILES):
-        _begin(run, resume)
+        if resume and (run.folder / CHECKPOINT).exists():
+            run.history = checkpoint.load(run.folder / CHECKPOINT, training)
+        if training.ranks.count > 1:
+            training.ranks.share_state(training)
+        # Before the first step, which shows at once whether the folder can be written in.
+        about = {"fingerprint": training.fingerprint, "data": str(data), "device": training.device.type}
+        write_json(run.folder / CONFIG, files.sealed(to_json(training.recipe) | about))
+        write_text(run.folder / METRICS, "".join(files.encode(line) + "\n" for line in run.history))
+        run.watcher.started(training)
         _fit(run)
         try:
             _conclude(run)
@@ -256,19 +265,6 @@ def _prepare(
         dataset = place.load_data(task.recipe) if task.begun is None else data_of(task.begun, place)
     training = Training(task.recipe, dataset, device, ranks)
     return _Run(place, dataset, training, watcher, place.folder, [])
-
-
-def _begin(run: _Run, resume: bool) -> None:
-    """Takes up the checkpoint, and writes before the first step, which shows at once whether the folder can be."""
-    if resume and (run.folder / CHECKPOINT).exists():
-        run.history = checkpoint.load(run.folder / CHECKPOINT, run.training)
-    training, data = run.training, datasets.data_root(run.place.data).absolute()
-    if training.ranks.count > 1:
-        training.ranks.share_state(training)
-    about = {"fingerprint": training.fingerprint, "data": str(data), "device": training.device.type}
-    write_json(run.folder / CONFIG, files.sealed(to_json(training.recipe) | about))
-    write_text(run.folder / METRICS, "".join(files.encode(line) + "\n" for line in run.history))
-    run.watcher.started(run.training)
 
 
 def _fit(run: _Run) -> None:

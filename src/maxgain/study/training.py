@@ -216,9 +216,10 @@ class Training:
 
 def build_model(recipe: Recipe, dataset: Dataset, device: torch.device) -> nn.Module:
     """The recipe's network with what its regularisers build into it, freshly initialised; nothing watches it yet."""
+    channels, height, width = dataset.train.images.shape[1:]
     model = build(
         recipe.network,
-        dataset.shape,
+        (channels, height, width),
         len(dataset.classes),
         batchnorm=any(choice.row.batchnorm for choice in recipe.chosen),
         dropout=noise_for(recipe.chosen),

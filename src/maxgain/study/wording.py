@@ -1,8 +1,11 @@
 """What sentences to people have in common, whatever they are about."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import TypeVar
+
+Thing = TypeVar("Thing")
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
@@ -11,6 +14,18 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     near = nearest(name, known)
     hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}."
     return f"there is no {kind} {name!r}: {hint}"
+
+
+class Named(dict[str, Thing]):
+    """Things by their names; one that is not there is answered in a sentence."""
+
+    def __init__(self, kind: str, error: type[Exception], things: Mapping[str, Thing]) -> None:
+        super().__init__(things)
+        self.kind = kind
+        self.error = error
+
+    def __missing__(self, name: str) -> Thing:
+        raise self.error(unknown(self.kind, name, self))
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -24,7 +24,7 @@ from maxgain.errors import MaxGainError, RecipeError
 
 from .. import memory, signals
 from ..ranks import HERE
-from ..recipes import RECIPES, recipe_named
+from ..recipes import RECIPES
 from ..runs import Interrupted
 from ..wording import unknown
 from . import flags
@@ -134,12 +134,12 @@ def _parsed(name: str, command: Any, rest: list[str]) -> Any:
         elif rest and rest[0] in ("-h", "--help"):
             about = f"RECIPE is one of {', '.join(RECIPES)} (see 'maxgain list recipes')."
             about += " The defaults below are those of digits."
-            how = {"prog": f"maxgain {name} RECIPE", "about": about, "recipe": recipe_named("digits")}
+            how = {"prog": f"maxgain {name} RECIPE", "about": about, "recipe": RECIPES["digits"]}
         elif not rest or rest[0].startswith("-"):
             raise RecipeError(f"'maxgain {name}' needs a recipe first: one of {', '.join(RECIPES)}.")
         else:
             recipe, *rest = rest
-            how = {"prog": f"maxgain {name} {recipe}", "recipe": recipe_named(recipe)}
+            how = {"prog": f"maxgain {name} {recipe}", "recipe": RECIPES[recipe]}
     options_type = command.Options
     if not hasattr(options_type, "refuses") and "begun" not in how:
         # Flags are described to those who ask for help or are wrong, and to them alone, as that takes a while.

@@ -7,14 +7,14 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.table import Column
 from rich.text import Text
@@ -134,7 +134,6 @@ class Bars(Progress):
     """A bar per task; what a task's status says is shown as far as there is room, part by part, and never cut."""
 
     def __init__(self, console: Console, *, hidden: bool = False) -> None:
-        self._many: list[ManyRuns] = []
         status = _Status(table_column=Column(no_wrap=True))
         status.console = console
         super().__init__(
@@ -152,15 +151,7 @@ class Bars(Progress):
 
     def many(self, title: str, total: int, done: int) -> ManyRuns:
         """A bar for many runs, and one below it for each that is under way."""
-        runs = ManyRuns(self, title, total, done)
-        self._many.append(runs)
-        return runs
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        """What is drawn, a few times per second: first the newest numbers are asked for."""
-        for runs in self._many:
-            runs.look()
-        return super().get_renderables()
+        return ManyRuns(self, title, total, done)
 
 
 @dataclass(frozen=True)
@@ -185,7 +176,7 @@ class ManyRuns:
         self._bars = bars
         self._done, self._failed = done, 0
         self._running: dict[str, _Running] = {}
-        self._task = bars.add_task(title, total=total, completed=done, status="runs")
+        self._task = bars.add_task(title, total=total, completed=done, status="runs", look=self.look)
 
     def began(self, name: str, folder: Path, epochs: int) -> None:
         """A run is under way, in this folder."""
@@ -214,7 +205,11 @@ class ManyRuns:
 
 
 class _Count(ProgressColumn):
+    """How much is done; the bar of many runs first asks for the newest numbers, for all bars below it too."""
+
     def render(self, task: Task) -> Text:
+        if "look" in task.fields:
+            task.fields["look"]()
         return Text(_count(task), no_wrap=True)
 
 

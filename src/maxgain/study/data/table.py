@@ -14,7 +14,7 @@ import torch
 
 from maxgain.errors import DataError
 
-from ..wording import clause, unknown
+from ..wording import Named, clause
 from . import formats as readers
 from .download import Download
 from .layouts import SEED, Description, Folder, Folds, Released, Source
@@ -127,17 +127,9 @@ CIFAR100_CLASSES = (
     "tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"
 )
 
-
-class _Rows(dict[str, Source]):
-    """The table: a name that is not in it is answered in words."""
-
-    def __missing__(self, name: str) -> Source:
-        raise DataError(unknown("data set", name, self))
-
-
 # The SHA-256 values are those that independent public catalogues agree on for the published files.
-DATASETS = _Rows(
-    (source.name, source)
+_ROWS: dict[str, Source] = {
+    source.name: source
     for source in (
         Digits(
             name="digits",
@@ -234,4 +226,5 @@ DATASETS = _Rows(
             remedy="name a folder that has one folder of images for each class",
         ),
     )
-)
+}
+DATASETS = Named("data set", DataError, _ROWS)
