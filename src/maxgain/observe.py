@@ -41,7 +41,7 @@ def layer_gains(layer: FoundLayer, x: Tensor, output: Tensor | None, p: float, i
     if instance == "sample":
         dims = max(dims, x.dim() - 1)
     x, z = layer.kind.linear_part(layer.module, x.detach(), None if output is None else output.detach())
-    return instance_gains(z, x, p, dims)
+    return instance_gains(z.detach(), x.detach(), p, dims)
 
 
 # --- Hooks ------------------------------------------------------------------------------------------------------------
