@@ -163,7 +163,9 @@ class Tally:
         if device not in self._by_device:
             maxima = torch.full((self.count,), UNMEASURED, dtype=self.dtype, device=device)
             dropped = torch.zeros(self.count, dtype=torch.int64, device=device)
-            self._by_device[device] = torch_quirks.at_fixed_address(maxima), torch_quirks.at_fixed_address(dropped)
+            if device.type == "cuda":
+                maxima, dropped = torch_quirks.at_fixed_address(maxima), torch_quirks.at_fixed_address(dropped)
+            self._by_device[device] = maxima, dropped
         return self._by_device[device]
 
     def over_devices(self, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -313,7 +313,8 @@ def parse(text: str) -> tuple[Chosen, ...]:
             if not row.valid(value):
                 raise RegulariserError(f"{number!r} is no {row.parameter} that {row.name} can have.")
         chosen.append(Chosen(row, value))
-    refuse_nonsense(chosen)
+    if len(chosen) > 1:
+        refuse_nonsense(chosen)
     order = list(REGULARISERS)
     return tuple(sorted(chosen, key=lambda choice: order.index(choice.row.name)))
 
