@@ -50,7 +50,7 @@ def synthetic_run(regulariser, *, fold=0, seed=0, accuracy=None, epochs=12, laye
         "operator_norms": norms,
         "seconds": 1.5,
         "device": "cpu",
-        "machine": "Synthetic x86_64, 1 threads",
+        "machine": "Synthetic x86_64, 1 thread",
         "torch": "2.13.0",
         "maxgain": "0.1.0",
         "command": COMMAND,

@@ -77,6 +77,13 @@ def test_commands_for_fetched_data_are_understood_and_ask_for_the_data(fresh, ca
         assert code == 0 or "see 'maxgain" not in said, said
 
 
+def test_no_command_of_the_readme_is_left_out_of_these_tests() -> None:
+    printed = [line for block in plain(README) for line in block.splitlines() if line.startswith("maxgain ")]
+    assert [shlex.split(line, comments=True) for line in printed] == [
+        words for block in blocks("The study") for words in block if words[0] == "maxgain"
+    ]
+
+
 def test_every_target_of_make_that_is_named_exists() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"\bmake (\w+)", "\n".join(plain(README))):

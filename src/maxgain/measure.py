@@ -177,10 +177,9 @@ def draw_boxes(
     )
     if bound is not None:
         bounds = bound if isinstance(bound, Mapping) else dict.fromkeys(quantiles, bound)
-        for position, name in enumerate(quantiles, start=1):
-            ax.plot(
-                [position - 0.45, position + 0.45], [bounds[name]] * 2, color="#444444", linestyle="--", linewidth=1
-            )
+        ends = [position + end for position in range(1, len(boxes) + 1) for end in (-0.5, 0.5)]
+        heights = [bounds[name] for name in quantiles for _ in range(2)]
+        ax.plot(ends, heights, color="#444444", linestyle="--", linewidth=1)
     names = [name.replace("$", r"\$") for name in quantiles]  # or matplotlib reads it as a formula
     ax.set_xticks(range(1, len(boxes) + 1), names, rotation=60, ha="right", fontsize="small")
     ax.set_ylabel("gain")

@@ -62,7 +62,7 @@ def test_ranks_train_the_network_that_one_process_trains(alone: Path, tmp_path: 
     done = torchrun(ranks, "-m", "maxgain", *TRAIN, "--epochs", "3", "--out", out, "--json")
     assert done.returncode == 0, done.stderr
     shown, result = json.loads(done.stdout), json.loads((alone / "result.json").read_text())
-    assert shown["machine"] == f"{result['machine'].rpartition(',')[0]}, 1 threads, {ranks} ranks"
+    assert shown["machine"] == f"{result['machine'].rpartition(',')[0]}, 1 thread, {ranks} ranks"
     assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in alone.iterdir())
     for name, expected in model(alone).items():
         torch.testing.assert_close(model(out)[name], expected, rtol=1e-3, atol=1e-5)

@@ -114,6 +114,10 @@ def _read(folder: Path, name: str, schema: Any) -> Any:
     try:
         return files.read_json(folder / name, schema)
     except MissingFileError as error:
+        if not folder.exists():
+            raise RunError(
+                f"there is no folder {folder}: name the one that 'maxgain train' wrote its run into."
+            ) from error
         raise RunError(f"{folder} has no {name}: it is not the folder of a finished run.") from error
 
 

@@ -48,7 +48,7 @@ from .run_files import (
 )
 from .schema import Metrics, Result
 from .training import DivergedError, Epoch, Score, Training, to_float, train
-from .wording import clause
+from .wording import clause, counted
 
 NORM_TOLERANCE = 1e-2
 """How well the ℓ2 operator norms in a result are known: enough to see gains beside them; 'inspect' does better."""
@@ -409,7 +409,7 @@ def _scores(part: str, score: Score | None) -> dict[str, float | None]:
 
 def _machine(ranks: Ranks) -> str:
     beside = f", {ranks.count} ranks" if ranks.count > 1 else ""
-    return f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads{beside}"
+    return f"{platform.system()} {platform.machine()}, {counted(torch.get_num_threads(), 'thread')}{beside}"
 
 
 def _device_name(device: torch.device) -> str:

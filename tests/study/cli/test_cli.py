@@ -105,7 +105,7 @@ def test_the_overview_names_every_command(capsys) -> None:
         ("train digits --augment False", "unrecognized options: False; see 'maxgain train digits --help'."),
         ("train cifar10 --data /nowhere", "cifar10 is not in /nowhere, which has no folder cifar-10-batches-bin"),
         ("gains", "missing from maxgain gains: "),
-        ("gains /nowhere", "/nowhere has no config.json: it is not the folder of a finished run."),
+        ("gains /no/where", "there is no folder /no/where: name the one that 'maxgain train' wrote its run into."),
         ("data", "expected one of {list, fetch, check, build-sins10}"),
         ("data check cifar", "there is no data set 'cifar'"),
         ("data check cifar10 --data /nowhere", "cifar10 is not in /nowhere"),
