@@ -91,6 +91,7 @@ def test_modes_hooks_and_measurements_are_afterwards_as_they_were(batches: list[
 def test_it_shows_itself_as_table_figure_and_json(batches: list[Tensor], tmp_path: object) -> None:
     report = measure_gains(net(), batches)
     table = report.table()
+    assert str(table) == str(report)  # for `print`, which knows nothing of rich
     assert (table.row_count, len(table.columns)) == (3, 7)
     figure = report.boxplot(bound={"0": 1.0, "1": 2.0, "4": 3.0})
     assert isinstance(figure, Figure)

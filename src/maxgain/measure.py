@@ -243,10 +243,15 @@ def _described(batch: Any) -> str:
 
 
 def rich_table(columns: list[str], rows: list[list[str]], *, title: str, caption: str | None = None) -> Table:
-    """A table for the terminal, that folds long names and never cuts them."""
+    """A table for the terminal, that folds long names and never cuts them; for those without rich's `print` too."""
     with extra("rich"):
         from rich.table import Table
-    table = Table(title=title, caption=caption)
+
+    class Printed(Table):
+        def __str__(self) -> str:
+            return text_table(columns, rows, title=title, caption=caption or "")
+
+    table = Printed(title=title, caption=caption)
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left", overflow="fold", no_wrap=bool(i))
     for row in rows:
