@@ -145,3 +145,16 @@ def test_without_an_optimiser_there_is_no_rate_and_projections_are_full() -> Non
 def test_a_strength_that_there_is_not_is_refused_by_name() -> None:
     with pytest.raises(MaxGainError, match="strength must be 'full' or 'rate', not 'half'"):
         MaxGain(net(), GAMMA, strength="half")  # type: ignore[arg-type]
+
+
+def test_the_rate_is_followed_after_the_optimiser_took_up_a_state() -> None:
+    """Loading a state gives an optimiser new parameter groups; those are the ones whose rates count."""
+    rates = [0.03, 0.03, 0.003, 0.0003]
+    model = net()
+    optimiser = torch.optim.Adam(model.parameters())
+    MaxGain(model, GAMMA, strength="rate").attach(optimiser)
+    for step, rate in enumerate(rates):
+        learn(model, optimiser, rate, step)
+        optimiser.load_state_dict(copy.deepcopy(optimiser.state_dict()))
+    for ours, theirs in zip(model.parameters(), twin(rates).parameters(), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6)

@@ -74,8 +74,9 @@ class Share:
     """The first of them."""
     owners: Tensor
     """For each layer, the first layer with the same weight; one past the last for a weight that is not divided."""
-    groups: list[tuple[dict[str, Any], Tensor]]
-    """The optimiser's parameter groups, each with the layers (by their place among all) whose weights it holds."""
+    optimizer: Optimizer | None
+    groups: list[Tensor]
+    """For each of the optimiser's parameter groups, the layers (by their place among all) whose weights it holds."""
     is_sharded: bool
     """Whether ranks hold pieces of the weights."""
     fused: kernels.FusedProjection | None
@@ -122,7 +123,7 @@ def share_of(
     groups = []
     for group in optimizer.param_groups if optimizer else ():
         of_group = {id(parameter) for parameter in group["params"]}
-        groups.append((group, packed([i for i, weight in enumerate(weights) if id(weight) in of_group])))
+        groups.append(packed([i for i, weight in enumerate(weights) if id(weight) in of_group]))
     return Share(
         signature=signature,
         positions=positions,
@@ -133,6 +134,7 @@ def share_of(
         users=users,
         divided_by=packed(firsts),
         owners=packed(owners),
+        optimizer=optimizer,
         groups=groups,
         is_sharded=any(map(is_sharded, divided)),
         fused=kernels.FusedProjection(divided, firsts, len(own)) if can_fuse else None,

@@ -203,7 +203,9 @@ class MaxGain(Constraint):
         """Look up the learning rates that the optimiser's parameter groups have now; no accelerator is waited for."""
         if self._rates.device != self._device:  # the model was moved
             self._rates, self._peaks = self._rates.to(self._device), self._peaks.to(self._device)
-        for group, positions in share.groups:
+        # Looked up each time: loading a state of the optimiser gives it other groups.
+        groups = share.optimizer.param_groups if share.optimizer else []
+        for group, positions in zip(groups, share.groups, strict=True):
             self._rates[positions] = group["lr"]
         torch.maximum(self._peaks, self._rates, out=self._peaks)
 

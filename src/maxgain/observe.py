@@ -99,10 +99,10 @@ class Hook(torch_quirks.ForwardHook):
             self.note(
                 x, output, args[1:], {name: value for name, value in kwargs.items() if args or name != self.first}
             )
-        if self.look is not None:
-            self.look()
         if torch_quirks.is_simulated(x):
             return
+        if self.look is not None:
+            self.look()
         if type(x) is not Tensor or type(output) is not Tensor:
             x, output = _rows(x), _rows(output)
         try:
