@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from maxgain.study.comparing import records
+from maxgain.study.comparing import records, shards
+from maxgain.study.files import write_json
 from maxgain.study.recipes import RECIPES
 from maxgain.study.report import page
 from maxgain.study.runs import Place, perform
@@ -47,8 +48,16 @@ def reporting(folder: Path) -> None:
     page.write(folder, folder / "report.html")
 
 
+def merging(folder: Path) -> None:
+    """Records and runs of another machine brought together with those of this one."""
+    recording(folder / "there")
+    for name in ("first", "second"):
+        write_json(folder / "there" / "runs" / name / "result.json", {"name": name}, replace=True)
+    shards.merge(folder / "here", [folder / "there" / "results", folder / "there"])
+
+
 SCENARIOS: dict[str, Callable[[Path], None]] = {
-    scenario.__name__: scenario for scenario in (every_epoch, every_step, recording, reporting)
+    scenario.__name__: scenario for scenario in (every_epoch, every_step, recording, merging, reporting)
 }
 
 
