@@ -31,6 +31,7 @@ def test_counting_changes_nothing() -> None:
 @pytest.mark.parametrize(("speed", "told"), [(1e12, False), (1e3, True)])
 def test_a_run_of_hours_on_a_cpu_says_so_first_and_says_what_is_quick(speed, told, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(cost, "speed", lambda: speed)
+    monkeypatch.setattr("maxgain.study.cli.train.SLOW", speed)
     command = ["train", "digits", "--network", "mlp", "--fold", "0", "--epochs", "1", "--device", "cpu"]
     assert app.main([*command, "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out

@@ -22,6 +22,8 @@ from .training import build_model, to_float, trained_on
 
 LONG = 3600.0
 """Seconds of training that somebody should be told of beforehand."""
+SLOW = 1e9
+"""Multiplications and additions per second of a slow processor: what that has done soon need not be estimated."""
 STEP_OVERHEAD = 2e-3
 """Seconds that a step takes however small the network is."""
 

@@ -16,7 +16,7 @@ from rich.progress import Progress
 from maxgain.errors import MissingExtraError, RunError
 
 from ..capture import Speed
-from ..cost import LONG
+from ..cost import LONG, SLOW, STEP_OVERHEAD
 from ..ranks import HERE
 from ..recipes import Recipe, run_name
 from ..regularisers import spelt, with_gamma
@@ -27,9 +27,6 @@ from ..trained import largest, scores_table
 from ..training import Training
 from .patience import warn_of_one
 from .terminal import Common, DataFolder, Screen, typed
-
-SLOW = 1e9
-"""Multiplications and additions per second of a slow processor."""
 
 EXAMPLES = {
     "maxgain train digits --regulariser maxgain --gamma 2": "less than a minute on a CPU, and nothing to download",
@@ -180,7 +177,8 @@ def _tell_beforehand(options: Options, screen: Screen, training: Training) -> No
         screen.show("there is no checkpoint yet: starting from the beginning")
     # A weight is used once per pixel at most. What even a slow processor has done soon need not be estimated.
     weights, pixels = sum(map(torch.numel, training.model.parameters())), training.images[0].numel()
-    at_most = 6 * weights * pixels * len(training.labels) * (recipe.epochs - training.epoch) / SLOW
+    steps = (recipe.epochs - training.epoch) * training.steps_per_epoch
+    at_most = steps * (6 * weights * pixels * training.batch_size / SLOW + STEP_OVERHEAD)
     if training.device.type == "cpu" and at_most > LONG / 2:
         warn_of_one(screen, training)
 
