@@ -66,7 +66,7 @@ def on_a_terminal(words: list[str], columns: int, folder: Path, errors: str) -> 
     if child == 0:
         os.chdir(folder)
         line = f"stty cols {columns} rows {ROWS}; exec {shlex.join(command(*words))} {errors}"
-        os.execvpe("sh", ["sh", "-c", line], os.environ | {"TERM": "xterm-256color"})
+        os.execvpe("sh", ["sh", "-c", line], os.environ | {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"})
     return child, terminal
 
 

@@ -84,3 +84,16 @@ def test_numbers_in_words() -> None:
         "about 6 hours",
         "about 8 days",
     ]
+
+
+def test_bars_that_are_really_drawn_follow_the_runs_from_the_first_moment(tmp_path) -> None:
+    shown = io.StringIO()
+    with Bars(Console(file=shown, width=80, color_system=None, force_terminal=True)) as bars:
+        runs = bars.many("comparing", 2, 0)
+        (tmp_path / "metrics.jsonl").write_text("{}\n{}\n")
+        runs.began("maxgain, fold 0", tmp_path, epochs=4)
+        bars.refresh()
+        runs.ended("maxgain, fold 0")
+        bars.refresh()
+    assert "2/4 epochs" in shown.getvalue()
+    assert "1/2 runs" in shown.getvalue()

@@ -176,7 +176,8 @@ class ManyRuns:
         self._bars = bars
         self._done, self._failed = done, 0
         self._running: dict[str, _Running] = {}
-        self._task = bars.add_task(title, total=total, completed=done, status="runs", look=self.look)
+        self._task = bars.add_task(title, total=total, completed=done, status="runs")
+        bars.update(self._task, look=self.look)  # which needs the task; and adding a task draws it at once
 
     def began(self, name: str, folder: Path, epochs: int) -> None:
         """A run is under way, in this folder."""
