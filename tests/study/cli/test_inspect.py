@@ -92,7 +92,7 @@ def test_layers_that_cannot_be_measured_can_be_left_out(tmp_path, monkeypatch, c
     ("arguments", "sentence"),
     [
         ([], "needs a run's folder, or --model"),
-        (["nowhere"], "nowhere has no config.json"),
+        (["nowhere"], "there is no folder nowhere"),
         (["--model", "nowhere:make", "--input", "3x2x2"], "No module named 'nowhere'"),
         (["--model", "json:make", "--input", "3x2x2"], "has no attribute 'make'"),
         (["--model", "json:dumps", "--input", "3x2x2"], "cannot be made"),
