@@ -3,8 +3,7 @@
 The method keeps an orthonormal basis of vectors and takes, of all their combinations v of length 1, the one with the
 largest ``s = ‖Wv‖``. So s is never above the norm. With ``r = ‖WᵀWv - s²v‖`` some singular value σ has
 ``|σ² - s²| ≤ r``, whatever W is: the tolerance is for how far σ may then be from s. That σ is the largest rests on the
-start, which is random at least in part: a direction that it holds almost nothing of would be missed by any method of
-this kind.
+random start: a direction that it holds almost nothing of would be missed by any method of this kind.
 """
 
 from __future__ import annotations
@@ -41,13 +40,11 @@ class Norm:
 
 
 def largest_singular_value(linear: LinearMap, tolerance: float, max_iterations: int, earlier: Tensor | None) -> Norm:
-    """The norm of a map for p = 2, begun near an earlier result or what the map suggests, or with a random vector."""
+    """The norm of a map for p = 2, begun with a random vector, or near an earlier result."""
     device = linear.layer.weight.device
     v = random_vector(linear.input_shape).to(device, linear.dtype)
-    hint = earlier if earlier is not None and earlier.shape == v.shape else linear.start()
-    if hint is not None:
-        hint = hint.to(v)
-        v = hint / torch.linalg.vector_norm(hint) + 0.01 * v  # alone it would hold on to what it holds now
+    if earlier is not None and earlier.shape == v.shape:
+        v = earlier.to(v) + 0.01 * v  # alone it would hold on to what used to be amplified most
     size = float(linear.there_and_back(v.unsqueeze(0))[0] / torch.linalg.vector_norm(v))
     if not math.isfinite(size):
         return Norm(math.nan, math.nan, 1)

@@ -20,7 +20,6 @@ from ..functional import check_p
 from ..layers import FoundLayer
 from ..torch_quirks import undisturbed
 from .absolute_sums import AbsoluteSums, sources
-from .waves import loudest_wave
 
 Shape = tuple[int, ...]
 Sizes = tuple[Shape, Shape]
@@ -73,10 +72,6 @@ class LinearMap(ABC):
             direction = z.detach() / torch.where(length > 0, length, torch.ones_like(length))
             (back,) = torch.autograd.grad(z, x, direction)
         return length, direction, back
-
-    def start(self) -> Tensor | None:
-        """An input that is probably amplified much, to begin an iteration near; None if there is no hint."""
-        return None
 
     def rounded_to(self, dtype: torch.dtype) -> Self:
         """The same map, computed with in another type."""
@@ -175,15 +170,6 @@ class Convolution(LinearMap):
         z: Tensor = self.module._conv_forward(x, self.weight, None)
         return z
 
-    def start(self) -> Tensor | None:
-        """A wave, where neither groups nor strides come between."""
-        m = self.module
-        if m.groups > 1 or any(stride > 1 for stride in m.stride):
-            return None
-        reach = [torch.arange(n) * dilation for n, dilation in zip(m.kernel_size, m.dilation, strict=True)]
-        taps = torch.cartesian_prod(*reach).reshape(-1, len(reach))
-        return loudest_wave(self.weight.flatten(2), taps, self.input_shape[1:])
-
     def _largest_absolute_sum(self, *, rows: bool) -> Tensor:
         weight = self.weight
         if rows not in self._sums:
@@ -208,9 +194,6 @@ class TransposedConvolution(Convolution):
         function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[len(m.kernel_size) - 1]
         z: Tensor = function(x, self.weight, None, m.stride, m.padding, self._extra(), m.groups, m.dilation)
         return z
-
-    def start(self) -> None:
-        """Its weight is laid out the other way round."""
 
     def _extra(self) -> list[int]:
         """What the call added to the output's size; ``forward(x, output_size)`` can choose it anew each time."""
