@@ -1,6 +1,7 @@
 """The fused kernel computes what the plain path computes; and whatever it does not know takes the plain path."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -142,3 +143,23 @@ def test_a_gpu_projects_as_a_cpu_does(measure_when: Any) -> None:
     assert theirs.gains == pytest.approx(mine.gains, rel=1e-3)
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(a, b.cpu(), rtol=1e-3, atol=1e-4)
+
+
+def test_a_plan_does_not_make_torch_compile_anew_for_each_batch_size(monkeypatch):
+    monkeypatch.setattr(measuring, "HAS_TRITON", True)
+    compiled, gpu = [], SimpleNamespace(type="cuda")
+
+    def planned(x: Tensor) -> Tensor:
+        *tensors, _ = measuring._key(x, x, None, "affine", 3, 3, 2.0, x)
+        plan = measuring._plan((*tensors, gpu))
+        assert plan is not None
+        return x + plan.constants[-1]
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph
+
+    step = torch.compile(planned, fullgraph=True, dynamic=True, backend=backend)
+    for size in (4, 5, 9, 40, 100):
+        step(torch.zeros(size, 3, 8, 8))
+    assert len(compiled) == 1

@@ -247,3 +247,17 @@ def test_norms_that_are_replayed_are_those_that_are_computed(p: float, monkeypat
     assert scales == pytest.approx(other_scales, rel=1e-4)
     for one, other in zip(weights, other_weights, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_promise_11_compiled_steps_measure_batches_of_every_size() -> None:
+    torch._dynamo.reset()
+    model = net().cuda()
+    compiled, constraint = torch.compile(model, fullgraph=True), MaxGain(model, gamma=math.inf)
+    for size in (8, 5, 12, 9):
+        x = images(size, size)
+        compiled(x).sum().backward()
+        measured = constraint.gains
+        constraint.discard()
+        model(x)
+        assert measured == pytest.approx(constraint.gains, rel=1e-3)
+        constraint.discard()
