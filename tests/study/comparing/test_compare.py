@@ -34,15 +34,6 @@ FLAGS = ["--network", "mlp", "--epochs", "2"]
 REGULARISERS = ("none", "dropout", "maxgain")
 
 
-@pytest.fixture
-def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_by_one(work, jobs, count, device) -> Iterator[tuple]:
-        for job in jobs:
-            yield job, work(job)
-
-    monkeypatch.setattr(engine, "side_by_side", one_by_one)
-
-
 # What is to be run
 
 

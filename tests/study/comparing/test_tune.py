@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,15 +29,6 @@ from maxgain.study.runs import Place, perform
 QUICK = replace(RECIPES["digits"], network="mlp", epochs=2, fold=0, regulariser="maxgain")
 FLAGS = ["--network", "mlp", "--epochs", "2", "--fold", "0"]
 GAMMAS = Grid("gamma", (1.0, 2.0, 3.0))
-
-
-@pytest.fixture
-def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_by_one(work, jobs, count, device) -> Iterator[tuple]:
-        for job in jobs:
-            yield job, work(job)
-
-    monkeypatch.setattr(engine, "side_by_side", one_by_one)
 
 
 def search(folder: Path, *grids: Grid, trials: int | None = None, **changes) -> tune.Search:
