@@ -166,18 +166,20 @@ class Slipping:
         if not self.layers or torch_quirks.is_capturing(sizes.device):
             return self._wait
         norms = [whole(torch.linalg.vector_norm(layer.weight.detach())).to(sizes) for layer in self.layers]
-        found = torch.stack([sizes[self.places], scales[self.places], torch.stack(norms)])
+        found = torch.cat([sizes, scales, torch.stack(norms)])
         seen, self._asked = self._asked, found.to("cpu", non_blocking=True)
         if found.device.type == "cpu":
             seen = found
         if seen is not None:
-            self._judge(*seen.tolist())
+            count, values = len(sizes), seen.tolist()
+            # Chosen here: an index that is a list would be sent to the device, which waits.
+            self._judge([(values[place], values[count + place]) for place in self.places], values[2 * count :])
         self._wait = min(2 * self._wait, MOST_STEPS_BETWEEN_LOOKS)
         return self._wait
 
-    def _judge(self, sizes: list[float], scales: list[float], norms: list[float]) -> None:
+    def _judge(self, sizes_and_scales: list[tuple[float, float]], norms: list[float]) -> None:
         slipping = []
-        for layer, size, scale, norm in zip(self.layers, sizes, scales, norms, strict=True):
+        for layer, (size, scale), norm in zip(self.layers, sizes_and_scales, norms, strict=True):
             if 0 < size < math.inf and 0 < norm < math.inf:
                 ratio = size * scale / norm
                 least = self._least[layer.name] = min(ratio, self._least.get(layer.name, ratio))

@@ -67,9 +67,9 @@ def rounding_share(layer: FoundLayer, x: Tensor, output: Tensor) -> Tensor:
     dims = layer.kind.instance_dims(layer.module, x)
     x, z = layer.kind.linear_part(layer.module, x.detach(), output.detach())
     largest = gain(z, x, instance_dims=dims).flatten().argmax()
-    sizes = [torch.linalg.vector_norm(v.float(), dim=tuple(range(-dims, 0))).flatten() for v in (output, z)]
-    share: Tensor = torch.finfo(output.dtype).eps / 2 * sizes[0][largest] / sizes[1][largest]
-    return share
+    # take() and not an index, which would wait for the device to know where that is.
+    whole, part = (torch.linalg.vector_norm(v.float(), dim=tuple(range(-dims, 0))).take(largest) for v in (output, z))
+    return torch.finfo(output.dtype).eps / 2 * whole / part
 
 
 def _adds_a_bias(layer: FoundLayer) -> bool:
