@@ -69,7 +69,8 @@ def rounding_share(layer: FoundLayer, x: Tensor, output: Tensor) -> Tensor:
     largest = gain(z, x, instance_dims=dims).flatten().argmax()
     # take() and not an index, which would wait for the device to know where that is.
     whole, part = (torch.linalg.vector_norm(v.float(), dim=tuple(range(-dims, 0))).take(largest) for v in (output, z))
-    return torch.finfo(output.dtype).eps / 2 * whole / part
+    share: Tensor = torch.finfo(output.dtype).eps / 2 * whole / part
+    return share
 
 
 def _adds_a_bias(layer: FoundLayer) -> bool:

@@ -59,11 +59,21 @@ def test_the_command_writes_numbers_with_machine_and_date_and_a_figure(tmp_path,
     assert (tmp_path / "bench.svg").exists()
 
 
+def test_a_part_can_be_timed_alone_and_is_compared_with_the_step_without(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(running, "ON_CPU", {"small": SMALL["gpt"], "other": SMALL["images"]})
+    flags = ["--turns", "1", "--networks", "other", "--variants", "MaxGain", "--modes", "eager"]
+    assert main(["bench", "--device", "cpu", *flags, "--json", "--out", str(tmp_path)]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["network"], row["variant"]) for row in rows] == [("other", "without"), ("other", "MaxGain")]
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
         (["--turns", "0"], "--turns must be at least 1"),
         (["--modes", "egaer"], "did you mean 'eager'"),
+        (["--device", "cpu", "--networks", "GPT, 4 layer"], "did you mean 'GPT, 4 layers'"),
+        (["--variants", "maxgain"], "did you mean 'MaxGain'"),
         (["--device", "cpu", "--modes", "whole-step graph"], "needs a GPU"),
     ],
 )

@@ -19,6 +19,7 @@ from .networks import ON_CPU, ON_GPU, SWEEPS, Network
 from .variants import CAPTURABLE, REPARAMETRISED, VARIANTS, WITHOUT
 
 Step = Callable[[], None]
+MOST_COMPILED = 100
 MODES = ("eager", "compile", "reduce-overhead", "whole-step graph")
 
 
@@ -31,6 +32,10 @@ class Settings:
     steps: int = 3
     """In a turn."""
     modes: tuple[str, ...] = ("eager",)
+    networks: tuple[str, ...] = ()
+    """Those alone; all if there are none."""
+    variants: tuple[str, ...] = ()
+    """Likewise."""
     sweeps: bool = False
 
 
@@ -49,27 +54,30 @@ class Row:
     """The ratio of the peaks of a GPU's memory."""
 
 
-def measure(settings: Settings, on_row: Callable[[Row], None] = lambda row: None) -> dict[str, Any]:
-    """All rows, with the machine, the versions and the date."""
-    rows = []
-    for network, row in _rows(settings):
-        on_row(row)
-        rows.append(asdict(row) | network)
-    return {
+def measure(settings: Settings) -> Iterator[dict[str, Any]]:
+    """All rows so far, with the machine, the versions and the date, after each new one."""
+    content = {
+        "maxgain": maxgain.__version__,  # the first, by which the program knows its own files
         "machine": _machine(settings.device),
         "torch": torch.__version__,
-        "maxgain": maxgain.__version__,
         "date": datetime.now(UTC).date().isoformat(),
         "turns": settings.turns,
         "steps": settings.steps,
-        "rows": rows,
     }
+    rows = []
+    for about, row in _rows(settings):
+        rows.append(asdict(row) | about)
+        yield content | {"rows": rows}
+
+
+def networks_on(device: torch.device) -> dict[str, Network]:
+    """What is timed on such a device."""
+    return ON_GPU if device.type == "cuda" else ON_CPU
 
 
 def _rows(settings: Settings) -> Iterator[tuple[dict[str, Any], Row]]:
-    on_gpu = settings.device.type == "cuda"
-    for name, network in (ON_GPU if on_gpu else ON_CPU).items():
-        for mode in settings.modes:
+    for name, network in networks_on(settings.device).items():
+        for mode in settings.modes if not settings.networks or name in settings.networks else ():
             for row in compared(name, network, mode, settings):
                 yield {}, row
     if settings.sweeps:
@@ -81,7 +89,13 @@ def _rows(settings: Settings) -> Iterator[tuple[dict[str, Any], Row]]:
 
 def compared(name: str, network: Network, mode: str, settings: Settings, only: tuple[str, ...] = ()) -> Iterator[Row]:
     """The variants of one mode, taking turns."""
-    names = [WITHOUT, *(only or (CAPTURABLE if mode == "whole-step graph" else (*VARIANTS, *REPARAMETRISED)))]
+    possible = only or (CAPTURABLE if mode == "whole-step graph" else (*VARIANTS, *REPARAMETRISED))
+    names = [WITHOUT, *(name for name in possible if not settings.variants or name in settings.variants)]
+    if mode != "eager":
+        # Nothing compiled before is timed again. All variants are the same code to the compiler, which by itself gives
+        # up on code that it has compiled for a few models.
+        torch._dynamo.reset()
+        torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MOST_COMPILED
     peaks: dict[str, float] = {}
     steps: dict[str, Step] = {}
     for variant in names:

@@ -11,7 +11,8 @@ import torch
 
 from maxgain.errors import RecipeError
 
-from ..bench.running import MODES, Row, Settings, measure
+from ..bench.running import MODES, Settings, measure, networks_on
+from ..bench.variants import REPARAMETRISED, VARIANTS
 from ..files import write_json
 from ..report import figures
 from ..runs import chosen_device
@@ -22,6 +23,7 @@ from .terminal import Common, Screen
 EXAMPLES = {
     "maxgain bench": "here, in a few minutes",
     "maxgain bench --device cuda --modes eager compile 'whole-step graph' --sweeps": "all of it on a GPU",
+    "maxgain bench --networks 'GPT, 4 layers' --variants MaxGain 'naive hook'": "a part of it",
 }
 
 
@@ -36,6 +38,10 @@ class Options(Common):
     """cpu, cuda, or auto: a GPU where there is one"""
     modes: tuple[str, ...] = ()
     """eager, compile, reduce-overhead, 'whole-step graph' (default: all on a GPU, eager on a CPU)"""
+    networks: tuple[str, ...] = ()
+    """which of the networks, by the names that the table has (default: all)"""
+    variants: tuple[str, ...] = ()
+    """which of the variants, likewise; they are compared with the step without in any case (default: all)"""
     sweeps: bool = False
     """also tell how the ratio moves with depth, width, batch and sequence length"""
     turns: int = 7
@@ -51,22 +57,28 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     device = chosen_device(options.device)
     on_gpu = device.type == "cuda"
     modes = options.modes or (MODES if on_gpu else MODES[:1])
-    for mode in modes:
-        if mode not in MODES:
-            raise RecipeError(unknown("mode", mode, MODES))
-        if not on_gpu and mode in MODES[2:]:
-            raise RecipeError(f"{mode!r} needs a GPU.")
-    settings = Settings(device, options.turns, 30 if on_gpu else 2, modes, options.sweeps)
+    possible = {
+        "mode": (options.modes, MODES),
+        "network": (options.networks, networks_on(device)),
+        "variant": (options.variants, (*VARIANTS, *REPARAMETRISED)),
+    }
+    for what, (asked, known) in possible.items():
+        for name in asked:
+            if name not in known:
+                raise RecipeError(unknown(what, name, known))
+    if not on_gpu and (beyond := [mode for mode in modes if mode in MODES[2:]]):
+        raise RecipeError(f"{beyond[0]!r} needs a GPU.")
+    settings = Settings(
+        device, options.turns, 30 if on_gpu else 2, modes, options.networks, options.variants, options.sweeps
+    )
+    options.out.mkdir(parents=True, exist_ok=True)
     with screen.progress() as bars, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what torch's compiler says to itself would only hide the table
         task = bars.add_task("timing", total=None, status="")
-
-        def on_row(row: Row) -> None:
-            bars.update(task, advance=1, status=f"{row.network}, {row.mode}, {row.variant}: {row.ratio:.2f}")
-
-        content = measure(settings, on_row)
-    options.out.mkdir(parents=True, exist_ok=True)
-    write_json(options.out / "bench.json", content)
+        for content in measure(settings):
+            status = "{network}, {mode}, {variant}: {ratio:.2f}".format(**content["rows"][-1])
+            bars.update(task, advance=1, status=status)
+            write_json(options.out / "bench.json", content)  # what was timed is kept if the rest never ends
     paths = figures.save(figures.cost_ratios(content["rows"]), options.out, "bench")
     for network in dict.fromkeys(row["network"] for row in content["rows"] if "sweep" not in row):
         screen.show(_table(network, [row for row in content["rows"] if row["network"] == network]))
