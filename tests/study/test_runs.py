@@ -173,6 +173,29 @@ def test_a_device_that_is_not_there_is_named(name: str) -> None:
 
 # Divergence.
 
+
+@pytest.mark.parametrize(
+    ("seconds_to_save", "saved_after"),
+    [(0.1, [1, 2, 3, 4, 5, 6, 7]), (2.0, [1, 6, 7])],  # an epoch takes ten seconds, and a twentieth of 40 is 2
+    ids=["brief", "long"],
+)
+def test_saving_takes_a_small_part_of_the_time(tmp_path, digits, monkeypatch, seconds_to_save, saved_after) -> None:
+    now, saved, save = [0.0], [], runs.checkpoint.save
+
+    def slow_save(path, training, history) -> None:
+        now[0] += seconds_to_save
+        saved.append(training.epoch)
+        save(path, training, history)
+
+    def epoch_done(metrics) -> None:
+        now[0] += 10.0  # of the next one
+
+    monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(runs.checkpoint, "save", slow_save)
+    perform(replace(RECIPE, epochs=7), Place(tmp_path / "run"), digits, watcher=Watcher(epoch_done=epoch_done))
+    assert saved == saved_after
+
+
 # A schedule that is sane for two epochs and then is not.
 DIVERGING = replace(RECIPE, epochs=5, milestones=(2,), decay=1e30)
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import cast
 
@@ -52,6 +53,10 @@ from .wording import clause, counted
 
 NORM_TOLERANCE = 1e-2
 """How well the ℓ2 operator norms in a result are known: enough to see gains beside them; 'inspect' does better."""
+SHARE_OF_SAVING = 0.05
+"""How much of the time checkpoints may take where nobody says how often to save."""
+BRIEF = 0.25
+"""Seconds; what takes no longer to save is saved after every epoch."""
 GAINS_SAMPLE = 1000
 """How many training images the per-epoch maximum gains are taken over."""
 
@@ -68,7 +73,7 @@ class Place:
     data: Path | None = None
     device: str = "auto"
     checkpoint_seconds: float | None = None
-    """How often to save; None saves after every epoch."""
+    """How often to save; None saves after every epoch, or after some where that would take too long."""
     speed: Speed = field(default_factory=Speed)
     """How a GPU runs a step."""
     has_test: bool = True
@@ -150,6 +155,12 @@ class _Run:
     watcher: Watcher
     folder: Path
     history: list[Metrics]
+
+    @cached_property
+    def held_out(self) -> Split | None:
+        """What every epoch is scored on, beside the model."""
+        is_held_out = self.training.recipe.train_on == "train"
+        return self.dataset.validation.to(self.training.device) if is_held_out else None
 
 
 def perform(
@@ -272,13 +283,16 @@ def _fit(run: _Run) -> None:
     training, place = run.training, run.place
     before = sum(line["seconds"] for line in run.history)
     began = saved = time.monotonic()
+    took = 0.0
 
     def save() -> None:
-        nonlocal saved
+        nonlocal saved, took
+        started = time.monotonic()
         training.expect_finite()  # the last good state is worth more than the first bad one
         with _telling_how_to_go_on():
             checkpoint.save(run.folder / CHECKPOINT, training, run.history)
         saved = time.monotonic()
+        took = saved - started
 
     with signals.deferred() as interrupted:
 
@@ -296,7 +310,8 @@ def _fit(run: _Run) -> None:
             run.history.append(line)
             with _telling_how_to_go_on():
                 _append(run.folder / METRICS, line)
-            due = place.checkpoint_seconds is None or epoch.number == training.recipe.epochs
+            is_affordable = took < BRIEF or time.monotonic() - saved > took / SHARE_OF_SAVING
+            due = (place.checkpoint_seconds is None and is_affordable) or epoch.number == training.recipe.epochs
             if due:
                 save()
             run.watcher.epoch_done(line)
@@ -320,8 +335,8 @@ def _conclude(run: _Run) -> None:
     if len(run.dataset.test):
         parts["test"] = run.dataset.test.to(training.device)
     quantiles = {part: gains(model, split, recipe.p).quantiles() for part, split in parts.items()}
-    if recipe.train_on == "train":
-        parts["validation"] = run.dataset.validation.to(training.device)
+    if run.held_out is not None:
+        parts["validation"] = run.held_out
     said = {part: answers(model, split) for part, split in parts.items()}
     scores = {part: answer.score for part, answer in said.items()}
     kept = said["test"].predictions if "test" in said else None
@@ -366,14 +381,11 @@ def _conclude(run: _Run) -> None:
 
 def _metrics(run: _Run, epoch: Epoch, seconds: float) -> Metrics:
     training = run.training
-    held_out = None
-    if training.recipe.train_on == "train":
-        held_out = evaluate(training.model, run.dataset.validation.to(training.device))
     line = {
         "epoch": epoch.number,
         "learning_rate": epoch.learning_rate,
         **_scores("train", epoch.train),
-        **_scores("validation", held_out),
+        **_scores("validation", None if run.held_out is None else evaluate(training.model, run.held_out)),
         "max_gain": largest(_sample_gains(training).quantiles()),
         "seconds": seconds,
     }

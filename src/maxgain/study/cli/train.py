@@ -56,7 +56,8 @@ class Options(Common):
     device: str = "auto"
     """cpu, cuda, or auto: a GPU where there is one"""
     checkpoint_seconds: float | None = None
-    """save this often, within an epoch too (default: after every epoch)"""
+    """save this often, within an epoch too (default: after every epoch; a large network, which takes longer to save,
+    after some of them)"""
     graph: bool = True
     """on a GPU, capture the whole step once and replay it; without it one can look inside a step"""
     compile: bool = True
