@@ -1,5 +1,6 @@
 """Gain and projection against their definitions, in decimal arithmetic that neither over- nor underflows."""
 
+import math
 from decimal import Decimal, localcontext
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from maxgain.errors import BoundError, MaxGainError, NormError
-from maxgain.functional import check_bound, check_p, gain, project_
+from maxgain.functional import channelwise_gains, check_bound, check_p, gain, project_
 
 INF = float("inf")
 NAN = float("nan")
@@ -222,3 +223,27 @@ def test_a_bound_is_refused_by_the_name_that_the_user_knows():
 def test_numbers_of_any_kind_name_norms_and_bounds(number):
     assert check_p(number) == check_bound(number) == float(number)
     assert type(check_p(number)) is type(check_bound(number)) is float
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.5, math.inf])
+@pytest.mark.parametrize("magnitude", [1e-30, 1.0, 1e25])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_gains_from_the_norms_of_channels_are_the_gains(p: float, magnitude: float, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = (magnitude * torch.randn(4, 3, 5, 2, generator=generator)).to(dtype)
+    x[0, 1] *= 1e-9
+    x[1] = 0
+    for scales in (torch.tensor([2.0, -0.3, 1e-20]), torch.tensor([1e-12, 1e12, 0.0]), torch.zeros(3)):
+        explicit = gain(x.double() * scales.double()[:, None, None], x.double(), p)
+        found = channelwise_gains(x, scales, p)
+        if found is not None:
+            torch.testing.assert_close(found.double(), explicit, rtol=1e-6, atol=0)
+    assert channelwise_gains(x[2:], torch.tensor([2.0, -0.3, 0.5]), p) is not None or magnitude != 1.0
+
+
+def test_gains_from_the_norms_of_channels_are_not_given_where_they_would_be_wrong() -> None:
+    x = torch.ones(2, 2, 3, 3)
+    x[:, 1] = 1e-21  # whose square is nothing in float32, and whose scale is all that counts
+    assert channelwise_gains(x, torch.tensor([0.0, 1.0]), 2.0) is None
+    assert channelwise_gains(torch.full((1, 2, 3, 3), 3e38), torch.ones(2), 2.0) is None
+    assert channelwise_gains(torch.full((1, 2, 3, 3), math.nan), torch.ones(2), 2.0) is None

@@ -63,6 +63,21 @@ def instance_gains(z: Tensor, x: Tensor, p: float, instance_dims: int) -> Tensor
     return _gain_of_scaled_norms(z, x, p, dims, wide)
 
 
+def channelwise_gains(x: Tensor, scales: Tensor, p: float) -> Tensor | None:
+    """As ``instance_gains`` where W scales the channels of x, from the norms of these: x is read once, and not copied.
+
+    None where such norms cannot be trusted, and on anything but a CPU.
+    """
+    if x.device.type != "cpu" or x.dim() < 3 or torch.compiler.is_compiling():
+        return None
+    wide = torch.promote_types(x.dtype, torch.float32)
+    norms = torch.linalg.vector_norm(x, ord=p, dim=tuple(range(2, x.dim())), dtype=wide)
+    # By scales of at most 1, so that what was too small to count in a channel's norm is too small to count in Wx.
+    largest = scales.abs().amax()
+    ratio = _gain_of_plain_norms(norms * (scales / largest), norms, p, (-1,), wide)
+    return None if ratio is None else ratio * largest
+
+
 def _gain_of_plain_norms(z: Tensor, x: Tensor, p: float, dims: tuple[int, ...], wide: torch.dtype) -> Tensor | None:
     """One pass over each tensor; None if a power may have overflowed, or one that matters underflowed."""
     limits, low, high = torch.finfo(wide), 0.0, math.inf

@@ -24,7 +24,7 @@ from . import kernels, torch_quirks
 from .coverage import parameters_of
 from .distributed import is_sharded, whole, whole_weights
 from .errors import MaxGainError, MeasurementWarning, UnsupportedLayerError
-from .functional import instance_gains, record
+from .functional import channelwise_gains, instance_gains, record
 from .layers import FoundLayer, Instance, refusal
 
 UNMEASURED = -1.0
@@ -37,6 +37,10 @@ UPDATES_UNTIL_NOTICED = 4
 
 def layer_gains(layer: FoundLayer, x: Tensor, output: Tensor | None, p: float, instance: Instance) -> Tensor:
     """The gain of each instance that went through a layer."""
+    if layer.kind.form == "batch_norm" and layer.kind.diagonal is not None:
+        scales = layer.kind.diagonal(layer.module, torch.promote_types(layer.weight.dtype, torch.float32))
+        if (gains := channelwise_gains(x.detach(), scales, p)) is not None:
+            return gains
     dims = layer.kind.instance_dims(layer.module, x)
     if instance == "sample":
         dims = max(dims, x.dim() - 1)
