@@ -85,8 +85,10 @@ def _gain_of_plain_norms(z: Tensor, x: Tensor, p: float, dims: tuple[int, ...], 
         # An entry whose power was flushed to zero is then below the rounding of a sum of as many as 1e7 entries.
         low, high = (limits.tiny / limits.eps * 1e7) ** (1 / p), (limits.max * limits.eps) ** (1 / p)
     z_norm, x_norm = (torch.linalg.vector_norm(v, ord=p, dim=dims, dtype=wide) for v in (z, x))
-    if not all(bool(((norm > low) & (norm < high)).all()) for norm in (z_norm, x_norm)):
-        return None
+    for norm in (z_norm, x_norm) if z_norm.numel() else ():
+        least, largest = (value.item() for value in norm.aminmax())
+        if not low < least <= largest < high:  # nor where one is nan
+            return None
     ratio: Tensor = z_norm / x_norm
     return ratio
 
@@ -172,6 +174,9 @@ def finite(size: Tensor) -> Tensor:
 
 def record(maxima: Tensor, dropped: Tensor, index: int, gains: Tensor) -> None:
     """Take the gains of a forward into the maximum of one layer, in place and without waiting for the device."""
+    if gains.device.type == "cpu" and math.isfinite((largest := gains.amax()).item()):  # then all of them are
+        maxima[index].clamp_(min=largest)
+        return
     usable = finite(gains)
     maxima[index].clamp_(min=usable.amax())
     dropped[index].add_((usable != gains).sum())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ class Row:
     lowest: float
     highest: float
     memory: float | None
-    """The ratio of the peaks of a GPU's memory."""
+    """The ratio of the peaks of a GPU's memory in a step, of what such a network keeps between steps too."""
 
 
 def measure(settings: Settings) -> Iterator[dict[str, Any]]:
@@ -96,11 +97,15 @@ def compared(name: str, network: Network, mode: str, settings: Settings, only: t
         # up on code that it has compiled for a few models.
         torch._dynamo.reset()
         torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MOST_COMPILED
+    on_gpu = settings.device.type == "cuda"
+    if on_gpu:
+        make_step(network, WITHOUT, "eager", settings.device)()  # libraries keep memory from their first use on
     peaks: dict[str, float] = {}
     steps: dict[str, Step] = {}
     for variant in names:
-        make = partial(make_step, network, variant, mode, settings.device)
-        steps[variant], peaks[variant] = _with_peak(make, settings)
+        peak = Peak() if on_gpu else None
+        steps[variant] = make_step(network, variant, mode, settings.device, peak)
+        peaks[variant] = peak.bytes if peak else 1.0
     turns = [
         {variant: _milliseconds(step, settings.steps, settings.device) for variant, step in steps.items()}
         for _ in range(settings.turns)
@@ -115,12 +120,28 @@ def compared(name: str, network: Network, mode: str, settings: Settings, only: t
             statistics.median(ratios),
             ratios[0],
             ratios[-1],
-            peaks[variant] / peaks[WITHOUT] if settings.device.type == "cuda" else None,
+            peaks[variant] / peaks[WITHOUT] if on_gpu else None,
         )
 
 
-def make_step(network: Network, variant: str, mode: str, device: torch.device) -> Step:
-    """A function that does one training step of one variant, warmed up."""
+class Peak:
+    """The most memory of a GPU that is in use during a block, beyond what was in use when this was made."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        self.before = torch.cuda.memory_allocated()
+        self.bytes = 0
+
+    def __enter__(self) -> None:
+        gc.collect()
+        torch.cuda.reset_peak_memory_stats()
+
+    def __exit__(self, *_: object) -> None:
+        self.bytes = torch.cuda.max_memory_allocated() - self.before
+
+
+def make_step(network: Network, variant: str, mode: str, device: torch.device, peak: Peak | None = None) -> Step:
+    """A function that does one training step of one variant, warmed up; ``peak`` is told what such a step needs."""
     torch.manual_seed(0)
     on_gpu = device.type == "cuda"
     model = network.model()
@@ -148,6 +169,8 @@ def make_step(network: Network, variant: str, mode: str, device: torch.device) -
 
     for _ in range(3):
         step()
+    with contextlib.nullcontext() if peak is None else peak:
+        step()
     return _captured(step) if mode == "whole-step graph" else step
 
 
@@ -167,21 +190,6 @@ def _captured(step: Step) -> Step:
         graph.replay()
 
     return replay
-
-
-def _with_peak(make: Callable[[], Step], settings: Settings) -> tuple[Step, float]:
-    """The step, and the peak of the GPU's memory that making it and taking it twice needs."""
-    if settings.device.type != "cuda":
-        return make(), 0.0
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    step = make()
-    for _ in range(2):
-        step()
-    torch.cuda.synchronize()
-    return step, torch.cuda.max_memory_allocated() - before
 
 
 def _milliseconds(step: Step, steps: int, device: torch.device) -> float:

@@ -124,25 +124,31 @@ def tuning_curve(
 
 
 def cost_ratios(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """What a step costs with each variant, as a ratio to the step without: one panel per network and mode."""
-    timed = [row for row in rows if "sweep" not in row and row["variant"] != "without"]
-    panels = list(dict.fromkeys((row["network"], row["mode"]) for row in timed))
-    figure = Figure(figsize=(6.4, 0.6 + 1.6 * max(1, len(panels))), layout="constrained")
+    """What a step costs with each variant, as a ratio to the step without: one panel per network."""
+    panels: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if "sweep" not in row and row["variant"] != "without":
+            panels.setdefault(row["network"], []).append(row)
+    sizes = [len(here) for here in panels.values()] or [1]
+    figure = Figure(figsize=(6.4, 0.6 + 0.45 * len(sizes) + 0.26 * sum(sizes)), layout="constrained")
     figure.suptitle("A training step with a constraint, over the same step without")
-    axes = figure.subplots(max(1, len(panels)), 1, sharex=True, squeeze=False)[:, 0]
-    for panel, (network, mode) in zip(axes, panels, strict=False):
-        here = [row for row in timed if (row["network"], row["mode"]) == (network, mode)]
+    axes = figure.subplots(len(sizes), 1, sharex=True, squeeze=False, height_ratios=[1 + size for size in sizes])[:, 0]
+    for panel, (network, here) in zip(axes, panels.items(), strict=False):
+        modes = {row["mode"] for row in here}
         for place, row in enumerate(here):
             ours = row["variant"].startswith("MaxGain")
             panel.plot([row["lowest"], row["highest"]], [place, place], color="#999999", linewidth=1)
             panel.plot(row["ratio"], place, "o", color=COLOURS[0 if ours else 1])
-            panel.annotate(f"{row['ratio']:.2f}", (row["ratio"], place), (0, 5), textcoords="offset points",
-                           ha="center", fontsize="small")  # fmt: skip
+            panel.annotate(f"{row['ratio']:.2f}", (row["highest"], place), (5, 0), textcoords="offset points",
+                           va="center", fontsize="small")  # fmt: skip
         panel.axvline(1, color="#333333", linewidth=0.8)
-        panel.set_yticks(range(len(here)), [row["variant"] for row in here], fontsize="small")
-        panel.set_ylim(len(here) - 0.4, -0.8)
-        panel.set_title(f"{shown(network)}, {mode}", loc="left", fontsize="medium")
+        names = [row["variant"] if len(modes) == 1 else f"{row['variant']}, {row['mode']}" for row in here]
+        panel.set_yticks(range(len(here)), names, fontsize="small")
+        panel.set_ylim(len(here) - 0.5, -0.5)
+        panel.set_title(shown(network) + (f", {here[0]['mode']}" if len(modes) == 1 else ""),
+                        loc="left", fontsize="medium")  # fmt: skip
         panel.grid(axis="x", alpha=0.3)
+        panel.margins(x=0.1)
     axes[-1].set_xlabel("ratio (dot: median; line: least to largest turn)")
     return figure
 
