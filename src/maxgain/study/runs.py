@@ -58,7 +58,8 @@ SHARE_OF_SAVING = 0.05
 BRIEF = 0.25
 """Seconds; what takes no longer to save is saved after every epoch."""
 GAINS_SAMPLE = 1000
-"""How many training images the per-epoch maximum gains are taken over."""
+"""How many training images the per-epoch maximum gains are taken over, but at most a quarter of them: an epoch that
+trains on few images should not take most of its time to look at them."""
 
 
 class Interrupted(Exception):  # noqa: N818 - it is no error
@@ -393,7 +394,8 @@ def _metrics(run: _Run, epoch: Epoch, seconds: float) -> Metrics:
 
 
 def _sample_gains(training: Training) -> GainReport:
-    sample = Split(training.images[:GAINS_SAMPLE], training.labels[:GAINS_SAMPLE])
+    count = min(GAINS_SAMPLE, -(-len(training.labels) // 4))
+    sample = Split(training.images[:count], training.labels[:count])
     return gains(training.model, sample, training.recipe.p)
 
 
