@@ -108,7 +108,7 @@ def test_a_run_folder_holds_everything(tmp_path, digits) -> None:
     assert list(lines[0]["max_gain"]) == list(result["max_gain"]["train"])
     assert lines[1]["validation_loss"] == result["validation_loss"]
     quarter = digits.train.images[: math.ceil(len(digits.train) / 4)]
-    sampled = measure_gains(model, [evaluate.to_float(quarter)])
+    sampled = measure_gains(model, [evaluate.to_float(quarter)], math.inf)
     assert lines[1]["max_gain"] == pytest.approx({name: gains.max() for name, gains in sampled.gains.items()})
 
 
