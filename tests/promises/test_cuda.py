@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from maxgain import Lipschitz, MaxGain
 from maxgain.kernels import replaying
+from maxgain.study.bench.running import captured
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
@@ -82,21 +83,13 @@ def test_promise_12_a_whole_step_can_be_captured_in_a_cuda_graph() -> None:
         optimiser.step()
 
     before = copy.deepcopy(model.state_dict())
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    replay = captured(step)
     model.load_state_dict(before)  # in place
     for state in optimiser.state.values():
         state["momentum_buffer"].zero_()
     for number in range(STEPS):
         batch.copy_(images(number))
-        graph.replay()
+        replay()
     assert_same(model, constraint, plain_training())
 
 

@@ -5,19 +5,9 @@ import math
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from json_values import VALUES
 from maxgain.study.files import decode, encode
-
-VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53), 2**53)
-    | st.floats(allow_nan=False)
-    | st.text(st.characters(codec="utf-8")).filter(lambda text: text not in ("inf", "-inf")),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
-)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

@@ -12,6 +12,7 @@ from scipy import integrate, stats
 from torch import nn
 
 from maxgain.errors import RegulariserError
+from maxgain.study.bench.running import captured
 from maxgain.study.dropout import (
     TEMPERATURE,
     ConcreteDropout,
@@ -360,20 +361,9 @@ def test_a_training_step_is_captured_as_a_cuda_graph(noise):
         optimiser.step()
         return loss
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loss = step()
+    replay = captured(step)
     before = {key: parameter.clone() for key, parameter in network.named_parameters()}
-    losses = []
-    for _ in range(5):
-        graph.replay()
-        losses.append(loss.item())
+    losses = [replay().item() for _ in range(5)]
     assert len(set(losses)) == 5
     assert all(math.isfinite(value) for value in losses)
     assert all(not torch.equal(before[key], parameter) for key, parameter in network.named_parameters())

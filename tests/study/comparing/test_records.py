@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from json_values import VALUES
 from maxgain.errors import FileError, RecordError
 from maxgain.study import files
 from maxgain.study.comparing import records
@@ -63,19 +64,8 @@ def test_a_record_comes_back_with_its_key(tmp_path):
     assert [path.name for path in (tmp_path / "new" / "results").iterdir()] == ["digits.jsonl"]
 
 
-values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53), 2**53)
-    | st.floats(allow_nan=False)
-    | st.text(st.characters(codec="utf-8")).filter(lambda text: text not in ("inf", "-inf")),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
-)
-
-
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(values, st.floats(0, 1)), min_size=1, max_size=4))
+@given(st.lists(st.tuples(VALUES, st.floats(0, 1)), min_size=1, max_size=4))
 def test_whatever_json_can_hold_comes_back(tmp_path, contents):
     folder = tmp_path / str(len(list(tmp_path.iterdir())))
     for seed, (extra, accuracy) in enumerate(contents):

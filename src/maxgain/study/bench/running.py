@@ -171,11 +171,11 @@ def make_step(network: Network, variant: str, mode: str, device: torch.device, p
         step()
     with contextlib.nullcontext() if peak is None else peak:
         step()
-    return _captured(step) if mode == "whole-step graph" else step
+    return captured(step) if mode == "whole-step graph" else step
 
 
-def _captured(step: Step) -> Step:
-    """The whole step as one CUDA graph."""
+def captured(step: Callable[[], Any]) -> Callable[[], Any]:
+    """What replays a step that was taken three times and then captured as one CUDA graph, and returns its result."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -184,10 +184,11 @@ def _captured(step: Step) -> Step:
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        step()
+        result = step()
 
-    def replay(keeps_alive: Step = step) -> None:  # the graph knows addresses, not who owns what is there
+    def replay(keeps_alive: Callable[[], Any] = step) -> Any:  # the graph knows addresses, not who owns what is there
         graph.replay()
+        return result
 
     return replay
 

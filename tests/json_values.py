@@ -1,0 +1,13 @@
+"""Whatever JSON can hold, for tests that write it and read it again."""
+
+from hypothesis import strategies as st
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(codec="utf-8")).filter(lambda text: text not in ("inf", "-inf")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
