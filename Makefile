@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: help demo test slow torture lint docs bench hooks clean
+.PHONY: help demo test slow kernels torture lint docs bench hooks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +18,11 @@ test: lint ## everything that must hold, on one machine and in a few minutes
 
 slow: $(VENV)/.dev ## what takes many processes: ranks, clusters, and those of them that are killed
 	$(BIN)/python -m pytest -n 1 -m slow
+
+# Beside the environment and not in it, where torch would find it and take it for a compiler of its own.
+kernels: $(VENV)/.dev ## the GPU's kernel without a GPU, by Triton's interpreter
+	test -d $(VENV)/triton || $(BIN)/pip install -q --no-deps --target $(VENV)/triton triton==3.7.1
+	PYTHONPATH=$(VENV)/triton TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/kernels/test_measuring.py
 
 lint: $(VENV)/.dev ## style and types alone
 	$(BIN)/ruff check .
