@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from maxgain.errors import BoundError, MaxGainError, NormError
-from maxgain.functional import channelwise_gains, check_bound, check_p, gain, project_
+from maxgain.functional import channelwise_gains, check_bound, check_p, gain, project_, record
 
 INF = float("inf")
 NAN = float("nan")
@@ -214,6 +214,11 @@ def test_what_is_not_a_bound_is_refused(gamma):
     assert W.item() == 1.0
 
 
+def test_a_bound_that_is_zero_in_float32_is_refused():
+    with pytest.raises(BoundError, match=r"^gamma must be a positive number of at least 1\.2e-38 .* not 1e-50\.$"):
+        check_bound(1e-50)
+
+
 def test_a_bound_is_refused_by_the_name_that_the_user_knows():
     with pytest.raises(BoundError, match=r"^lambda\['\*'\] must be a positive number"):
         check_bound(0, "lambda['*']")
@@ -247,3 +252,18 @@ def test_gains_from_the_norms_of_channels_are_not_given_where_they_would_be_wron
     assert channelwise_gains(x, torch.tensor([0.0, 1.0]), 2.0) is None
     assert channelwise_gains(torch.full((1, 2, 3, 3), 3e38), torch.ones(2), 2.0) is None
     assert channelwise_gains(torch.full((1, 2, 3, 3), math.nan), torch.ones(2), 2.0) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_number_is_no_less_exact_a_gain_of_a_half_precision_weight_than_a_tensor(dtype: torch.dtype) -> None:
+    for size in (2.005, 3.3, 70000.0):
+        weight = torch.linspace(-3, 3, 50).to(dtype)
+        expected = project_(weight.clone(), torch.tensor(size), 2.0)
+        assert torch.equal(project_(weight.clone(), size, 2.0), expected)
+        assert (size > 1000) == bool(expected.abs().max() < 0.01)
+
+
+def test_a_gain_that_is_not_finite_in_the_type_of_the_maxima_is_dropped() -> None:
+    maxima, dropped = torch.full((2,), -1.0), torch.zeros(2, dtype=torch.int64)
+    record(maxima, dropped, 1, torch.tensor([3.0, 1e60], dtype=torch.float64))
+    assert (maxima.tolist(), dropped.tolist()) == ([-1.0, 3.0], [0, 1])

@@ -98,6 +98,14 @@ def test_a_layer_that_is_given_nothing_is_named() -> None:
         layer()
 
 
+def test_a_batch_norm_that_has_lost_its_statistics_is_named() -> None:
+    model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
+    MaxGain(model)
+    model[1].running_mean = model[1].running_var = None
+    with pytest.raises(UnsupportedLayerError, match=r"^layer '1' \(BatchNorm1d\) .* no running variance.*exclude='1'"):
+        model(torch.randn(4, 6))
+
+
 def test_an_error_of_the_model_stays_the_models() -> None:
     model = nn.Sequential(nn.Linear(6, 3))
     MaxGain(model)

@@ -78,6 +78,30 @@ class Pair(nn.Module):
         return out
 
 
+class OnePlus(nn.LayerNorm):
+    """As the layer norm of Nemotron."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.layer_norm(input, self.normalized_shape, 1 + self.weight, self.bias)
+
+
+class OnePlusBatch(nn.BatchNorm2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return F.batch_norm(input, self.running_mean, self.running_var, 1 + self.weight, self.bias, self.training)
+
+
+class ActedOn(nn.BatchNorm2d):
+    """As timm's BatchNormAct2d."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.dropout(torch.sigmoid(super().forward(input)), 0.5)
+
+
+class InFloat(nn.GroupNorm):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.float()).to(input.dtype)
+
+
 REFUSED: dict[str, tuple[Any, tuple[int, ...]]] = {
     "standardised": (lambda: Standardised(3, 8, 3), (4, 3, 8, 8)),
     "squared": (lambda: Squared(6, 4), (4, 6)),
@@ -124,6 +148,24 @@ def test_promise_16_what_is_linear_in_its_weight_is_used_without_a_word(constrai
     assert all(gain <= 0.0501 for gain in constraint.gains.values())
     if name == "with state and noise":
         assert model[0].calls == 3, "trying changes no buffer"
+
+
+@pytest.mark.parametrize("constrain", [MaxGain, Lipschitz, WeightClip])
+@pytest.mark.parametrize("layer", [OnePlus(8), OnePlusBatch(4)], ids=["layer norm", "batch norm"])
+def test_promise_16_a_normalisation_that_adds_to_its_weight_is_refused(constrain, layer):
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), layer)
+    before = layer.weight.detach().clone()
+    with pytest.raises(UnsupportedLayerError, match=r"^layer '1' .* halving its weight does not halve its Wx"):
+        train(model, torch.randn(4, 3, 8, 8), constraint=constrain(model, 1e-3, include="1"))
+    assert torch.equal(layer.weight, before)
+
+
+@pytest.mark.parametrize("constrain", [MaxGain, Lipschitz, WeightClip])
+@pytest.mark.parametrize("make", [lambda: ActedOn(4), lambda: InFloat(2, 4)], ids=["activation", "cast"])
+def test_promise_16_a_normalisation_with_a_forward_of_its_own_is_used(constrain, make):
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), make())
+    train(model, torch.randn(4, 3, 8, 8), constraint=constrain(model, 0.25, include="1"))
+    assert model[1].weight.abs().max() < 0.9
 
 
 def test_promise_16_trying_changes_no_random_number():
@@ -380,3 +422,18 @@ def test_promise_16_no_harsh_training_is_taken_for_a_weight_that_slips(name, gam
         F.cross_entropy(model(x), torch.randint(2, (8,))).backward()
         optimiser.step()
     assert all(math.isfinite(gain) for gain in constraint.gains.values())
+
+
+def test_promise_16_inputs_that_come_to_show_more_are_not_taken_for_a_weight_that_slips():
+    torch.manual_seed(0)
+    layer = nn.Linear(8, 8, bias=False)
+    with torch.no_grad():
+        layer.weight -= layer.weight.mean(1, keepdim=True)
+    optimiser = torch.optim.SGD(layer.parameters(), lr=0.0)
+    constraint = MaxGain(layer, 0.1).attach(optimiser)
+    for step in range(40):
+        layer(torch.ones(4, 8) if step < 6 else torch.randn(4, 8)).sum().backward()  # at first it shows next to nothing
+        optimiser.step()
+        with torch.no_grad():
+            layer.weight *= 1.3
+    assert constraint.gains[""] < 0.2

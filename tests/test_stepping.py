@@ -62,6 +62,39 @@ def backward(model: nn.Module) -> Tensor:
     return loss
 
 
+@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize("trunk", ["frozen", "held by neither", "held by both"])
+def test_promise_10_two_optimisers_project_whoever_holds_the_layer_before_theirs(trunk: str, every: int) -> None:
+    model = nn.ModuleDict({name: nn.Linear(6, 6, bias=False) for name in ("trunk", "one", "other")})
+    model["trunk"].requires_grad_(trunk != "frozen")
+    shared = [] if trunk == "held by neither" else [model["trunk"].weight]
+    optimisers = [torch.optim.SGD([*shared, model[name].weight], lr=0.0) for name in ("one", "other")]
+    constraint = MaxGain(model, 0.1, every=every)
+    for optimiser in optimisers:
+        constraint.attach(optimiser)
+    before = {name: layer.weight.detach().clone() for name, layer in model.items()}
+    x = torch.randn(8, 6)
+    for _ in range(2 * every):
+        for optimiser in optimisers:
+            model["other"](model["one"](model["trunk"](x))).sum().backward()
+            optimiser.step()
+    changed = {name for name, layer in model.items() if not torch.equal(layer.weight, before[name])}
+    assert changed == {"one", "other"} | ({"trunk"} if trunk == "held by both" else set())
+
+
+def test_an_optimiser_that_is_given_other_weights_projects_those() -> None:
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False))
+    optimiser = torch.optim.SGD([model[0].weight], lr=0.0)
+    constraint = MaxGain(model, 0.1).attach(optimiser)
+    backward(model)
+    optimiser.step()
+    optimiser.param_groups[0]["params"] = [model[1].weight]
+    backward(model)
+    optimiser.step()
+    backward(model)
+    assert max(constraint.gains.values()) < 0.2
+
+
 @pytest.mark.parametrize("by_closure", [False, True])
 def test_sam_is_followed_by_its_base_optimiser(by_closure: bool) -> None:
     model = net()

@@ -142,6 +142,25 @@ def test_without_an_optimiser_there_is_no_rate_and_projections_are_full() -> Non
         assert constraint.scales[name] == pytest.approx(1 / max(1.0, gain / GAMMA))
 
 
+class Adaptive(torch.optim.Optimizer):
+    """As Adafactor with steps of its own choice."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": None})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        pass
+
+
+def test_an_optimiser_without_a_learning_rate_is_named() -> None:
+    model = net()
+    optimiser = Adaptive(model.parameters())
+    MaxGain(model, GAMMA, strength="rate").attach(optimiser)
+    model(batch(0)).sum().backward()
+    with pytest.raises(MaxGainError, match=r"^strength='rate' follows .* None in this Adaptive: use strength='full'"):
+        optimiser.step()
+
+
 def test_a_strength_that_there_is_not_is_refused_by_name() -> None:
     with pytest.raises(MaxGainError, match="strength must be 'full' or 'rate', not 'half'"):
         MaxGain(net(), GAMMA, strength="half")  # type: ignore[arg-type]

@@ -74,7 +74,7 @@ class Constraint(ABC):
         self._missed = Missed(self._layers, type(self).__name__)
         self._unproven: set[str] = set()
         """The layers that no step has found a size of yet."""
-        tried = [layer for layer in self._layers if layer.own_forward and layer.kind.needs_output]
+        tried = [layer for layer in self._layers if layer.own_forward]
         self._proofs = Proofs(tried) if tried else None
         self._slipping: Slipping | None = None
         self._until_look = 2
@@ -352,7 +352,7 @@ class Constraint(ABC):
         optimizers = dict.fromkeys([*self._optimizers, *([optimizer] if optimizer else [])])
         signature = (
             [(id(weight), weight.requires_grad, weight.device) for weight in weights if weight is not None],
-            [len(group["params"]) for one in optimizers for group in one.param_groups],
+            [list(map(id, group["params"])) for one in optimizers for group in one.param_groups],
         )
         share = self._shares.get(optimizer)
         if share is None or share.signature != signature or (share.fused and not share.fused.fits(share.divided)):

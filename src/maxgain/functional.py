@@ -16,6 +16,8 @@ from .errors import BoundError, MaxGainError, NormError, PatternError
 
 MOST = 10**9
 """No count that could ever be reached is larger."""
+LEAST_BOUND = torch.finfo(torch.float32).tiny
+"""Less would be 0 in float32, and a layer that shows no gain would become 0 / 0."""
 LARGEST_POWER = 6
 """For p ≤ 6 the sum of 1e30 float32 powers fits in float64, so nothing has to be scaled."""
 
@@ -153,7 +155,9 @@ def project_(weight: Tensor, gain: Tensor | float, gamma: float) -> Tensor:
     gamma = check_bound(gamma)
     _check_real("weight", weight)
     if not isinstance(gain, Tensor):
-        gain = torch.tensor(check_number("gain", gain), dtype=weight.dtype, device=weight.device)
+        # Not in the type of a half-precision weight, in which 70000 is infinite and 2.005 may be 2.
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        gain = torch.tensor(check_number("gain", gain), dtype=wide, device=weight.device)
     _check_real("gain", gain)
     if gain.is_meta:
         raise MaxGainError("a gain on the meta device has no value to divide by.")
@@ -174,6 +178,7 @@ def finite(size: Tensor) -> Tensor:
 
 def record(maxima: Tensor, dropped: Tensor, index: int, gains: Tensor) -> None:
     """Take the gains of a forward into the maximum of one layer, in place and without waiting for the device."""
+    gains = gains.to(maxima.dtype)  # in which they must be finite: a model may have become float64 since
     if gains.device.type == "cpu" and math.isfinite((largest := gains.amax()).item()):  # then all of them are
         maxima[index].clamp_(min=largest)
         return
@@ -209,8 +214,11 @@ def check_p(p: float) -> float:
 def check_bound(bound: float, what: str = "gamma") -> float:
     """Return the bound as a float if it can be divided by; ``inf`` measures without constraining."""
     number = as_float(bound)
-    if not number > 0:
-        raise BoundError(f"{what} must be a positive number (inf measures without constraining), not {bound!r:.40}.")
+    if not number >= LEAST_BOUND:
+        least = f" of at least {LEAST_BOUND:.2g}" if number > 0 else ""
+        raise BoundError(
+            f"{what} must be a positive number{least} (inf measures without constraining), not {bound!r:.40}."
+        )
     return number
 
 

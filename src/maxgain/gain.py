@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from typing import Literal, get_args
 
 import torch
@@ -186,11 +187,12 @@ class MaxGain(Constraint):
         """Whether this step is left out; layers are measured only for those that are not."""
         if torch_quirks.is_capturing(self._device):
             raise MaxGainError("every > 1 counts steps on the host, which a CUDA graph leaves out: use every=1 there.")
-        resting = self._resting[share.positions[0]]
-        for position in share.positions:
-            self._resting[position] = (resting or self.every) - 1
+        # Layer by layer, because the steps of another optimiser may count for some of these too.
+        resting = [self._resting[position] for position in share.positions]
+        for position, steps in zip(share.positions, resting, strict=True):
+            self._resting[position] = (steps or self.every) - 1
             self._maxima[position].paused = self._resting[position] > 0
-        return resting > 0
+        return min(resting) > 0
 
     def _pause(self, paused: bool) -> None:
         super()._pause(paused)
@@ -206,7 +208,12 @@ class MaxGain(Constraint):
         # Looked up each time: loading a state of the optimiser gives it other groups.
         groups = share.optimizer.param_groups if share.optimizer else []
         for group, positions in zip(groups, share.groups, strict=True):
-            self._rates[positions] = group["lr"]
+            if not isinstance(rate := group.get("lr"), Tensor | Real):
+                raise MaxGainError(
+                    f"strength='rate' follows the learning rate 'lr' of parameter groups, which is {rate!r:.40} in "
+                    f"this {type(share.optimizer).__name__}: use strength='full' with it."
+                )
+            self._rates[positions] = rate if isinstance(rate, Tensor) else float(rate)
         torch.maximum(self._peaks, self._rates, out=self._peaks)
 
     def _bounds_now(self, share: Share, sizes: Tensor) -> Tensor:

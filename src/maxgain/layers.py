@@ -134,6 +134,11 @@ def _batch_norm_defect(layer: Any) -> str | None:
     return "it keeps no running variance (track_running_stats=False)" if layer.running_var is None else None
 
 
+def _channels_of_batch_norm(layer: Any) -> tuple[int, ...]:
+    extents = next((n for kind, n in ((nn.BatchNorm2d, 2), (nn.BatchNorm3d, 3)) if isinstance(layer, kind)), 0)
+    return (2, layer.num_features, *[2] * extents)
+
+
 def _whole_sample(layer: nn.Module, x: Tensor) -> int:
     return x.dim() - 1
 
@@ -158,11 +163,13 @@ KINDS: dict[type[nn.Module] | str, LayerKind] = {
         per_channel=True,
         defect=_batch_norm_defect,
         form="batch_norm",
+        input_shape=_channels_of_batch_norm,
     ),
     nn.LayerNorm: _normalisation(
         _normalised_shape,
         lambda layer, x: F.layer_norm(x, layer.normalized_shape, eps=layer.eps),
         per_channel=False,
+        input_shape=lambda layer: (2, *layer.normalized_shape),
         divides_by_its_input=True,
         by_default=False,
     ),
@@ -170,6 +177,7 @@ KINDS: dict[type[nn.Module] | str, LayerKind] = {
         _normalised_shape,
         lambda layer, x: F.rms_norm(x, list(layer.normalized_shape), eps=layer.eps),
         per_channel=False,
+        input_shape=lambda layer: (2, *layer.normalized_shape),
         divides_by_its_input=True,
         by_default=False,
     ),
@@ -177,6 +185,7 @@ KINDS: dict[type[nn.Module] | str, LayerKind] = {
         _whole_sample,
         lambda layer, x: F.group_norm(x, layer.num_groups, eps=layer.eps),
         per_channel=True,
+        input_shape=lambda layer: (2, layer.num_channels, 2, 2),
         divides_by_its_input=True,
         by_default=False,
     ),
@@ -367,7 +376,8 @@ def _look_up(module: nn.Module, *, rescale: bool) -> tuple[LayerKind | None, boo
             if key in REFUSED:
                 return None, False, REFUSED[key]
             if key in KINDS:
-                own_forward = type(module).forward is not cls.forward or "forward" in vars(module)
+                known = (cls.forward, nn.SyncBatchNorm.forward)  # which is its row's, on many devices
+                own_forward = type(module).forward not in known or "forward" in vars(module)
                 return KINDS[key], own_forward, defect(module, KINDS[key], rescale=rescale)
     return None, False, None
 

@@ -25,7 +25,7 @@ from .coverage import parameters_of
 from .distributed import is_sharded, whole, whole_weights
 from .errors import MaxGainError, MeasurementWarning, UnsupportedLayerError
 from .functional import channelwise_gains, instance_gains, record
-from .layers import FoundLayer, Instance, refusal
+from .layers import FoundLayer, Instance, defect, refusal
 
 UNMEASURED = -1.0
 """What a maximum holds if nothing was recorded: below every gain, so it exceeds no bound."""
@@ -114,7 +114,7 @@ class Hook(torch_quirks.ForwardHook):
         except MaxGainError:
             raise
         except Exception as error:  # what a layer is given and returns is up to its model
-            reason = _misfit(self.layer, x, output)
+            reason = _misfit(self.layer, x, output) or defect(module, self.layer.kind, rescale=False)
             if reason is None and not self.layer.own_forward:
                 raise
             reason = reason or f"its type has a forward of its own, and {type(error).__name__}: {error}"

@@ -30,6 +30,8 @@ OUT_OF_PROPORTION = 1000.0
 Of a linear layer their ratio depends on the direction of W alone: for p = 2 and a matrix of rank r it lies between
 ``1 / sqrt(r)`` and 1, as far as an input that W amplifies is in the batch. So no learning rate and no noise leads here.
 """
+HARDLY_THERE = 100.0
+"""By how much the weight itself must have shrunk meanwhile."""
 MOST_STEPS_BETWEEN_LOOKS = 100
 SLIPPING = (
     "its weight has been divided step after step and is hardly there any more, but its gain has not come down, so its "
@@ -52,7 +54,7 @@ class Proofs:
     """The layers of a model whose forward is their own, until it was tried."""
 
     def __init__(self, layers: Sequence[FoundLayer]) -> None:
-        self.open = {layer.name: Proof(layer) for layer in layers if layer.own_forward and layer.kind.needs_output}
+        self.open = {layer.name: Proof(layer) for layer in layers}
 
     def settle(self, layers: Sequence[FoundLayer], device: torch.device) -> None:
         """Before the weights of these layers are divided, find out whether they may be; if not, raise and name them."""
@@ -119,6 +121,11 @@ class Proof:
         shape = self._shape or layer.kind.input_shape(layer.module)
         x = torch.randn(shape, generator=generator).to(weight.device, weight.dtype)
         others: dict[str, Tensor] = {}
+        if not layer.kind.needs_output:
+            # An activation may lie between Wx and the output. But where the weight alone scales what is normalised, a
+            # weight of zero leaves nothing of the input; 1 + weight, say, would leave it all.
+            nothing = torch.zeros_like(weight)
+            return torch.equal(self._part(nothing, x, others), self._part(nothing, -x, others))
         full = self._part(weight, x, others)
         if not full.any():
             # Its weight is zero, or something that it multiplies by is: zero tells nothing, so try it with numbers.
@@ -135,7 +142,10 @@ class Proof:
         return bool(missed <= TOLERANCE * torch.linalg.vector_norm(full))
 
     def _part(self, weight: Tensor, x: Tensor, others: dict[str, Tensor]) -> Tensor:
-        """``Wx`` with this weight, and with a bias of 0, next to which ``Wx`` might be lost in rounding."""
+        """``Wx`` (or the output, where that does not show it) with this weight and a bias of 0.
+
+        Next to a bias ``Wx`` might be lost in rounding.
+        """
         layer, module = self.layer, self.layer.module
         instead = others | {layer.kind.weight: weight}
         bias = module._parameters.get("bias")
@@ -143,7 +153,8 @@ class Proof:
             instead["bias"] = torch.zeros_like(whole(bias))
         with torch_quirks.undisturbed(module, x.device), whole_weights(module, instead):
             output = module.forward(x, *self._others, **self._keywords)
-            return layer.kind.linear_part(module, x, output)[1].double()
+            part = layer.kind.linear_part(module, x, output)[1] if layer.kind.needs_output else output
+            return part.double()
 
 
 class Slipping:
@@ -152,8 +163,8 @@ class Slipping:
     def __init__(self, layers: Sequence[FoundLayer]) -> None:
         self.places = [place for place, layer in enumerate(layers) if layer.kind.needs_output]
         self.layers = [layers[place] for place in self.places]
-        self._least: dict[str, float] = {}
-        """The smallest size so far of each layer, for a weight of norm 1."""
+        self._least: dict[str, tuple[float, float]] = {}
+        """The smallest size so far of each layer for a weight of norm 1, and the norm that its weight had then."""
         self._asked: Tensor | None = None
         self._wait = 1
 
@@ -181,9 +192,10 @@ class Slipping:
         slipping = []
         for layer, (size, scale), norm in zip(self.layers, sizes_and_scales, norms, strict=True):
             if 0 < size < math.inf and 0 < norm < math.inf:
-                ratio = size * scale / norm
-                least = self._least[layer.name] = min(ratio, self._least.get(layer.name, ratio))
-                if scale < 1 and ratio > OUT_OF_PROPORTION * least:
+                now = ratio, _ = size * scale / norm, norm
+                least, norm_then = self._least[layer.name] = min(now, self._least.get(layer.name, now))
+                # Other inputs may show a larger size too, but only a weight that slips has lost as much itself.
+                if scale < 1 and ratio > OUT_OF_PROPORTION * least and norm_then > HARDLY_THERE * norm:
                     slipping.append((layer.name, layer.module, SLIPPING))
         if slipping:
             raise UnsupportedLayerError(

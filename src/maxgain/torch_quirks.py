@@ -139,9 +139,9 @@ _SIMULATIONS = tuple(torch._C._TorchDispatchModeKey.__members__.values())
 def is_simulated(x: Tensor) -> bool:
     """Whether a forward is run to be transformed or traced, and not to compute anything: there is nothing to measure.
 
-    Under ``torch.func`` (grad, vmap, jacrev), ``make_fx``, ``aot_module``, fake tensors and ``torch.jit.trace`` a
-    tensor stands for others, and changing a plain tensor in place by it fails. Seen on torch 2.11 to 2.13. Guarded by
-    tests/promises/test_transforms.py.
+    Under ``torch.func`` (grad, vmap, jacrev), ``make_fx``, ``aot_module``, fake tensors, ``torch.jit.trace`` and on the
+    meta device a tensor stands for others, and changing a plain tensor in place by it fails. Seen on torch 2.11 to
+    2.13. Guarded by tests/promises/test_transforms.py.
     """
     return (
         torch._C._functorch.peek_interpreter_stack() is not None
@@ -150,6 +150,7 @@ def is_simulated(x: Tensor) -> bool:
             and any(torch._C._get_dispatch_mode(mode) is not None for mode in _SIMULATIONS)
         )
         or torch._C._is_tracing()
+        or getattr(x, "is_meta", False)
         or (type(x) is not Tensor and type(x).__name__ in ("FakeTensor", "Proxy"))
     )
 

@@ -49,10 +49,15 @@ TRANSFORMS: dict[str, Callable[[nn.Module], Any]] = {
     "make_fx of a gradient": lambda m: make_fx(grad(lambda x: m(x).sum()))(X)(X),
     "aot_module": lambda m: aot_module(m, lambda graph, _: graph)(X),
     "fake tensors": lambda m: fake_shape(m),
+    "the meta device": lambda m: tuple(functional_call(m, on_meta(m), X.to("meta")).shape),
     "jit.trace": lambda m: torch.jit.trace(m, X)(X),
     "export": lambda m: torch.export.export(m, (X,)).module()(X),
     "symbolic trace": lambda m: torch.fx.symbolic_trace(m)(X),
 }
+
+
+def on_meta(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.to("meta") for name, parameter in model.named_parameters()}
 
 
 def fake_shape(model: nn.Module) -> tuple[int, ...]:
