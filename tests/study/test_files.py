@@ -113,14 +113,14 @@ def test_promise_21_what_the_program_did_not_write_is_not_replaced(tmp_path):
     assert (tmp_path / "notes.json").read_text() == '{"mine": 1}'
 
 
-def test_what_the_program_wrote_is_known_by_its_beginning_or_its_folder(tmp_path):
+def test_what_the_program_wrote_is_known_by_its_beginning_or_because_it_was_claimed(tmp_path):
     from matplotlib.figure import Figure
 
     for _ in range(2):
         files.write_json(tmp_path / "marked.json", {"maxgain": "1.0", "x": 1})
         figures.save(Figure(), tmp_path, "figure")
     assert names(tmp_path) == ["figure.png", "figure.svg", "marked.json"]
-    with files.alone_in(tmp_path / "folder"):
+    with files.alone_in(tmp_path / "folder", "any.txt"):
         pass
     for content in ("old", "new"):
         files.write_text(tmp_path / "folder" / "any.txt", content)
@@ -137,6 +137,20 @@ def test_promise_21_a_folder_with_somebody_elses_files_is_not_taken_over(tmp_pat
     assert names(tmp_path) == ["config.json"]
     with files.alone_in(tmp_path, "result.json"):  # what has other names is nobody's concern
         pass
+    with pytest.raises(RunError, match=r"has a config\.json"), files.alone_in(tmp_path, "config.json", "result.json"):
+        pass  # that one command works in a folder does not give the next one everything in it
+    with pytest.raises(RunError, match="maxgain did not write it"):
+        files.write_json(tmp_path / "config.json", {})
+    assert "Other" in (tmp_path / "config.json").read_text()
+
+
+def test_a_folder_that_the_first_release_has_worked_in_stays_the_programs(tmp_path):
+    (tmp_path / ".maxgain").touch()
+    (tmp_path / "config.json").write_text("{}")
+    for _ in range(2):
+        with files.alone_in(tmp_path, "config.json"):
+            files.write_json(tmp_path / "config.json", {"x": 1})
+    assert (tmp_path / ".maxgain").read_bytes() == b""
 
 
 @pytest.mark.parametrize("name", ["a\udcff", "two\nlines"])

@@ -4,11 +4,13 @@ import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
 import pytest
 
+from maxgain.study.bench.running import Row
 from maxgain.study.cli import app, bench
 from maxgain.study.comparing import engine
 from maxgain.study.data import download
@@ -18,6 +20,8 @@ PATIENCE = 30
 """Seconds after which a command counts as hanging."""
 STEPS = 40
 """Of training, after which somebody presses Ctrl-C: what trains is not what is tried."""
+TIMED = {"maxgain": "0", "machine": "none", "rows": [asdict(Row("GPT", "eager", "MaxGain", 2.0, 1.1, 1.0, 1.2, None))]}
+"""What `maxgain bench` would have timed."""
 
 
 class HangError(BaseException):
@@ -83,7 +87,7 @@ def in_a_hurry(most: int = STEPS) -> Iterator[None]:
         patch.setattr(engine, "side_by_side", here)
         patch.setattr(download, "_retrieve", offline)
         patch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # where no cluster is; without an address one would be started
-        patch.setattr(bench, "measure", lambda settings, on_row: {"machine": "none", "rows": []})  # nobody times here
+        patch.setattr(bench, "measure", lambda settings: iter([TIMED]))  # nobody times here
         yield
 
 

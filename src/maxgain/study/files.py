@@ -3,8 +3,8 @@
 Everything is written under a temporary name beside its destination, flushed to the disk, and renamed at the end: a
 process that is killed, a disk that fills up or a power cut leaves the old content or none, never half of the new.
 
-A file that is there already is replaced only if the program wrote it: if it lies in a folder that a command of ours has
-worked in (see `alone_in`), or says at its beginning that it is ours.
+A file that is there already is replaced only if the program wrote it: if a command of ours that works in the folder has
+claimed its name (see `alone_in`), or if it says at its beginning that it is ours.
 """
 
 import errno
@@ -28,7 +28,8 @@ from . import reading
 
 SEAL = "sha256"
 CLAIM = ".maxgain"
-"""A folder that this file lies in belongs to the program."""
+"""The file that names, a line each, what the program writes in a folder that it works in."""
+_CLAIM_BEGINS = "# maxgain writes here:\n"
 MARKS = {
     ".html": b'<meta name="generator" content="maxgain">',
     ".png": b"Software\x00maxgain",
@@ -56,8 +57,8 @@ def whole_file(path: str | Path, *, replace: bool = False) -> Iterator[BinaryIO]
     try:
         if target.exists() and not target.is_file():
             raise RunError(f"cannot write {path}: it exists and is not an ordinary file; choose another name.")
-        if not replace and target.exists() and not (claimed(target.parent) or marked(target)):
-            raise RunError(f"cannot write {path}: it exists and maxgain did not write it; choose another name.")
+        if not replace:
+            expect_ours(target)
         partial = _beside(target)
         try:
             with partial.open("xb") as file:
@@ -105,9 +106,28 @@ def is_text(name: str) -> bool:
     return not any(unicodedata.category(character) in ("Cc", "Cs") for character in name)
 
 
-def claimed(folder: Path) -> bool:
-    """Whether a command of ours has worked in the folder, so that what lies there is ours."""
-    return (folder / CLAIM).is_file()
+def claimed(path: Path) -> bool:
+    """Whether a command of ours has claimed the name in the folder, so that what lies there is ours.
+
+    A claim of the first release is empty and is for all names.
+    """
+    claim = path.parent / CLAIM
+    if not claim.is_file():
+        return False
+    with claim.open("rb") as file:
+        names = file.read(_BEGINNING).split(b"\n")
+    return names == [b""] or os.fsencode(path.name) in names
+
+
+def foreign(path: Path) -> bool:
+    """Whether there is something by that name which is somebody else's."""
+    return path.exists() and not (claimed(path) or (path.is_file() and marked(path)))
+
+
+def expect_ours(*paths: Path) -> None:
+    """`RunError` if one of the files could not be written as it is somebody else's: to be asked before long work."""
+    for path in filter(foreign, paths):
+        raise RunError(f"cannot write {path}: it exists and maxgain did not write it; choose another name.")
 
 
 def marked(path: Path, kind: str | None = None) -> bool:
@@ -207,20 +227,19 @@ def locked(path: Path, flags: int, operation: int) -> Iterator[int]:
 def alone_in(folder: Path, *written: str) -> Iterator[None]:
     """Keeps other processes from working in the folder, which is made if need be, at the same time.
 
-    The folder is the program's own from then on, so it must not hold what somebody else called as it is `written`.
+    What is `written` there is the program's own from then on, so somebody else must not have called a file like that.
     """
     with ExitStack() as stack:
         try:
             if not is_text(str(folder)):
                 raise RunError(f"{str(folder)!a} cannot be a folder of results, as its name is not text.")
-            foreign = [folder / name for name in written if (folder / name).exists()]
-            if foreign and not claimed(folder):
-                foreign = [path for path in foreign if not (path.is_file() and marked(path))]
-                if foreign:
-                    said = f"{folder} has a {foreign[0].name} that maxgain did not write: choose another --out."
-                    raise RunError(said)
+            for path in filter(foreign, (folder / name for name in written)):
+                raise RunError(f"{folder} has a {path.name} that maxgain did not write: choose another --out.")
             make_folder(folder)
-            stack.enter_context(locked(folder / CLAIM, os.O_RDWR | os.O_CREAT, HELD))
+            beginning = "" if (folder / CLAIM).exists() else _CLAIM_BEGINS
+            claim = stack.enter_context(locked(folder / CLAIM, os.O_RDWR | os.O_CREAT | os.O_APPEND, HELD))
+            new = [name for name in written if beginning or not claimed(folder / name)]
+            os.write(claim, "".join([beginning, *(f"{name}\n" for name in new)]).encode())
         except BlockingIOError as error:
             said = f"another maxgain is at work in {folder}: wait for it, or choose another --out."
             raise FolderInUseError(said) from error

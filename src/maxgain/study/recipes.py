@@ -28,6 +28,7 @@ MOST = {
     "--budget": 10_000,
     "--jobs": 1_024,
     "--per-gpu": 64,
+    "--turns": 10_000,
     "epochs": 1_000_000,
     "cross-validation": 1_000,
 }

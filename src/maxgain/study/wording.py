@@ -12,6 +12,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """One sentence to somebody who named a thing that does not exist: the nearest spelling, or all names there are."""
     known = list(known)
     near = nearest(name, known)
+    if any("," in one for one in known):
+        known = [repr(one) for one in known]  # else nobody could tell where one ends
     hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}."
     return f"there is no {kind} {name!r}: {hint}"
 

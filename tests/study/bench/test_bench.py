@@ -67,10 +67,23 @@ def test_a_part_can_be_timed_alone_and_is_compared_with_the_step_without(tmp_pat
     assert [(row["network"], row["variant"]) for row in rows] == [("other", "without"), ("other", "MaxGain")]
 
 
+@pytest.mark.parametrize("name", ["bench.json", "bench.svg"])
+def test_what_stands_in_the_way_is_found_before_anything_is_timed(name, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(running, "_milliseconds", None)
+    (tmp_path / name).write_text("mine")
+    assert main(["bench", "--device", "cpu", "--turns", "1", "--out", str(tmp_path)]) == 2
+    assert f"has a {name} that maxgain did not write" in capsys.readouterr().err
+    assert main(["bench", "--device", "cpu", "--turns", "1", "--out", str(tmp_path / name)]) == 2
+    assert "cannot write in" in capsys.readouterr().err
+    assert (tmp_path / name).read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
         (["--turns", "0"], "--turns must be at least 1"),
+        (["--turns", "9" * 30], "--turns must be at most 10,000"),
+        (["--variants", "none"], "there are 'MaxGain', 'MaxGain, every=4',"),
         (["--modes", "egaer"], "did you mean 'eager'"),
         (["--device", "cpu", "--networks", "GPT, 4 layer"], "did you mean 'GPT, 4 layers'"),
         (["--variants", "maxgain"], "did you mean 'MaxGain'"),

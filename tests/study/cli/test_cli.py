@@ -352,6 +352,15 @@ def test_gains_draws_and_writes_what_the_run_did(trained, capsys) -> None:
     assert strictly(capsys.readouterr().out) == content
 
 
+@pytest.mark.parametrize("name", ["gains.json", "gains.svg", "inspect.json", "inspect.png"])
+def test_promise_21_a_file_of_somebody_elses_in_a_runs_folder_is_not_replaced(name, capsys) -> None:
+    assert cli.main(["train", "digits", *QUICK, "--out", "run"]) == 0
+    Path("run", name).write_text("mine")
+    assert cli.main([name.partition(".")[0], "run"]) == 2
+    assert f"cannot write run/{name}: it exists and maxgain did not write it" in capsys.readouterr().err
+    assert Path("run", name).read_text() == "mine"
+
+
 def test_gains_looks_at_all_that_a_final_run_was_trained_on(capsys) -> None:
     assert cli.main(["train", "digits", *QUICK, "--train-on", "train+validation", "--out", "run"]) == 0
     assert cli.main(["gains", "run"]) == 0

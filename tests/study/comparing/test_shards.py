@@ -12,11 +12,13 @@ from maxgain.study.comparing import engine, records
 from maxgain.study.comparing.jobs import Pairing
 from maxgain.study.comparing.shards import Merged, Shard, merge
 from maxgain.study.comparing.tuning_rule import Grid
+from maxgain.study.files import alone_in
 from maxgain.study.recipes import recipe_named
 from maxgain.study.reproduce import running
 from maxgain.study.reproduce.experiments import EXPERIMENTS, Experiment
 from maxgain.study.reproduce.running import Budget, Recorded, part_of, run_missing, stages
 from maxgain.study.reproduce.state import look
+from maxgain.study.run_files import FILES
 from maxgain.study.runs import Place
 from maxgain.study.training import Training
 
@@ -91,6 +93,24 @@ def test_merged_parts_give_the_records_of_one_machine(tuned: list[str], tmp_path
     assert (merged / "comparison.json").read_bytes() == (whole / "comparison.json").read_bytes()
     runs = 10 if tuned else 4
     assert merge(merged, [Path(part) for part in parts]) == Merged(copied=0, known=runs, unfinished=0)
+
+
+def test_merging_removes_what_was_begun_and_nothing_else(tmp_path: Path, capsys: Any) -> None:
+    finished, begun, photos = (tmp_path / name for name in ("part/runs/a", "out/runs/a", "out/runs/b"))
+    for folder in (finished, tmp_path / "part/runs/b", begun):
+        with alone_in(folder, *FILES):
+            (folder / "metrics.jsonl").write_text("")
+    for name in "ab":
+        (tmp_path / "part/runs" / name / "result.json").write_text("{}")
+    photos.mkdir(parents=True)
+    (photos / "me.jpg").write_bytes(b"mine")
+    with alone_in(begun):
+        assert main(["merge", str(tmp_path / "out"), str(tmp_path / "part")]) == 2
+    assert "another maxgain is at work in" in capsys.readouterr().err
+    assert main(["merge", str(tmp_path / "out"), str(tmp_path / "part")]) == 2
+    assert "not an empty folder" in capsys.readouterr().err
+    assert (begun / "result.json").exists()
+    assert (photos / "me.jpg").read_bytes() == b"mine"
 
 
 @pytest.mark.usefixtures("_in_this_process")

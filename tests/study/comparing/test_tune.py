@@ -296,7 +296,7 @@ def test_any_storage_of_optuna_will_do(tmp_path, monkeypatch):
 def test_the_trial_of_another_searcher_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "perform", fake_training(lambda gamma: 1 / gamma))
     shared = search(tmp_path, GAMMAS)
-    with files.alone_in(tmp_path):
+    with files.alone_in(tmp_path, *tune.FILES):
         study = tune._study(shared)
     study.enqueue_trial({"maxgain": 2.0}, user_attrs={"point": {"maxgain": 2.0}, "searcher": "another machine"})
     elsewhere = study.ask()

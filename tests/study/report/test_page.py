@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from maxgain.errors import RecordError
+from maxgain.errors import RecordError, RunError
 from maxgain.study.cli.app import main
 from maxgain.study.comparing import engine, sentences, statistics
 from maxgain.study.comparing.records import Records
@@ -490,6 +490,17 @@ def test_the_command_writes_the_page(tmp_path, capsys):
     assert main(["report", str(tmp_path), "--out", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"page": str(out), "runs": 10, "failed": 1}
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("name", ["page.html", "page.htm", "page"])
+def test_a_page_is_made_anew_whatever_it_is_called_and_another_file_is_left_alone(tmp_path, name):
+    save(tmp_path, bare_records({"none": NONE}))
+    for _ in range(2):
+        page.write(tmp_path, tmp_path / name)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(RunError, match="no page of maxgain's"):
+        page.write(tmp_path, tmp_path / name)
+    assert (tmp_path / name).read_text() == "mine"
 
 
 def test_a_folder_of_records_itself_will_do(tmp_path):

@@ -13,11 +13,12 @@ from maxgain.errors import RecipeError
 
 from ..bench.running import MODES, Settings, measure, networks_on
 from ..bench.variants import REPARAMETRISED, VARIANTS
-from ..files import write_json
+from ..files import alone_in, write_json
+from ..recipes import expect_count
 from ..report import figures
 from ..runs import chosen_device
 from ..tables import Column, Table
-from ..wording import unknown
+from ..wording import counted, unknown
 from .terminal import Common, Screen
 
 EXAMPLES = {
@@ -52,11 +53,10 @@ class Options(Common):
 
 def run(options: Options, screen: Screen) -> dict[str, Any]:
     """Writes bench.json and bench.svg."""
-    if options.turns < 1:
-        raise RecipeError(f"--turns must be at least 1, not {options.turns}.")
+    expect_count("--turns", options.turns)
     device = chosen_device(options.device)
     on_gpu = device.type == "cuda"
-    modes = options.modes or (MODES if on_gpu else MODES[:1])
+    modes = tuple(dict.fromkeys(options.modes)) or (MODES if on_gpu else MODES[:1])
     possible = {
         "mode": (options.modes, MODES),
         "network": (options.networks, networks_on(device)),
@@ -71,19 +71,20 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     settings = Settings(
         device, options.turns, 30 if on_gpu else 2, modes, options.networks, options.variants, options.sweeps
     )
-    options.out.mkdir(parents=True, exist_ok=True)
-    with screen.progress() as bars, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what torch's compiler says to itself would only hide the table
-        task = bars.add_task("timing", total=None, status="")
-        for content in measure(settings):
-            status = "{network}, {mode}, {variant}: {ratio:.2f}".format(**content["rows"][-1])
-            bars.update(task, advance=1, status=status)
-            write_json(options.out / "bench.json", content)  # what was timed is kept if the rest never ends
-    paths = figures.save(figures.cost_ratios(content["rows"]), options.out, "bench")
+    written = [options.out / f"bench.{kind}" for kind in ("json", "png", "svg")]
+    with alone_in(options.out, *(path.name for path in written)):
+        with screen.progress() as bars, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch's compiler says to itself would only hide the table
+            task = bars.add_task("timing", total=None, status="")
+            for content in measure(settings):
+                status = "{network}, {mode}, {variant}: {ratio:.2f}".format(**content["rows"][-1])
+                bars.update(task, advance=1, status=status)
+                write_json(written[0], content)  # what was timed is kept if the rest never ends
+        figures.save(figures.cost_ratios(content["rows"]), options.out, "bench")
     for network in dict.fromkeys(row["network"] for row in content["rows"] if "sweep" not in row):
         screen.show(_table(network, [row for row in content["rows"] if row["network"] == network]))
-    screen.show(f"{content['machine']}, torch {torch.__version__}; medians of {options.turns} turns")
-    screen.end([options.out / "bench.json", *paths])
+    screen.show(f"{content['machine']}, torch {torch.__version__}; medians of {counted(options.turns, 'turn')}")
+    screen.end(written)
     return content
 
 

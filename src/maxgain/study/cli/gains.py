@@ -10,11 +10,12 @@ from typing import Any
 
 import tyro
 
+import maxgain
 from maxgain.measure import Quantiles
 
 from .. import files
 from ..evaluate import gains
-from ..files import write_json
+from ..files import expect_ours, write_json
 from ..report import figures
 from ..run_files import open_run
 from ..runs import Place
@@ -38,18 +39,21 @@ class Options(Common):
 
 def run(options: Options, screen: Screen) -> dict[str, Any]:
     """Writes gains.png, gains.svg and gains.json into the run's folder."""
+    written = [options.run / f"gains.{kind}" for kind in ("png", "svg", "json")]
     opened = open_run(Place(options.run, options.data, options.device))
+    expect_ours(*written)
     p, gamma = opened.recipe.p, opened.recipe.gamma
     reports = {part: gains(opened.model, split, p) for part, split in opened.parts.items()}
     bound = gamma if gamma is not None and math.isfinite(gamma) else None
     drawn = figures.gain_boxes({part: report.quantiles() for part, report in reports.items()}, bound, opened.title)
-    paths = figures.save(drawn, options.run, "gains")
-    content = {"bound": bound} | {part: files.decode(report.to_json()) for part, report in reports.items()}
-    write_json(options.run / "gains.json", content)
+    figures.save(drawn, options.run, "gains")
+    told = {part: files.decode(report.to_json()) for part, report in reports.items()}
+    content = {"maxgain": maxgain.__version__, "bound": bound} | told
+    write_json(written[-1], content)
     for part, report in reports.items():
         screen.show(gain_table(f"Gain by layer on the {part} set, p = {p:g}", report.quantiles()))
     steps = {typed("inspect", options.run): "the same gains beside operator norms"}
-    screen.end([*paths, options.run / "gains.json"], steps)
+    screen.end(written, steps)
     return content
 
 

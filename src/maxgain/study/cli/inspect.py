@@ -26,7 +26,7 @@ from maxgain.measure import evaluating
 from .. import memory
 from ..data.splits import Split
 from ..evaluate import batches, gains, largest
-from ..files import write_json
+from ..files import expect_ours, write_json
 from ..report import figures
 from ..run_files import open_run
 from ..runs import Place, chosen_device
@@ -83,7 +83,10 @@ class Subject:
 
 def run(options: Options, screen: Screen) -> dict[str, Any]:
     """Shows the table, writes inspect.json and a figure."""
+    folder = options.out or options.run or Path()
+    written = [folder / f"inspect.{kind}" for kind in ("png", "svg", "json")]
     subject = _from_run(options) if options.run is not None else _from_model(options)
+    expect_ours(*written)
     _refuse_lost_weights(subject)
     try:
         content = inspected(subject)
@@ -92,14 +95,13 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     screen.show(layer_table(subject.title, content))
     for line in network_lines(content):
         screen.show(line)
-    folder = options.out or options.run or Path()
     peaks = {part: largest(rows) for part, rows in content["gains"].items()}
     finite = subject.bound if subject.bound is not None and math.isfinite(subject.bound) else None
     drawn = figures.gains_beside_norms(content["norms"]["2"], peaks, title=subject.title, bound=finite)
-    paths = figures.save(drawn, folder, "inspect")
-    write_json(folder / "inspect.json", {"maxgain": maxgain.__version__} | content)
+    figures.save(drawn, folder, "inspect")
+    write_json(written[-1], {"maxgain": maxgain.__version__} | content)
     steps = {} if options.run is None else {typed("gains", options.run): "the whole distribution of the gains, drawn"}
-    screen.end([*paths, folder / "inspect.json"], steps)
+    screen.end(written, steps)
     return content
 
 

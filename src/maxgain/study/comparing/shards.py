@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from maxgain.errors import RecipeError, RunError
 
-from ..files import alone_in, whole_folder
-from ..run_files import RESULT
+from ..files import CLAIM, alone_in, whole_folder
+from ..run_files import FILES, RESULT
 from . import records
 from .records import Records
 
@@ -91,8 +91,10 @@ def _merge_run(run: Path, target: Path) -> str:
         return "unfinished"
     if (target / RESULT).exists():
         return "known"
-    if target.exists():  # begun there, and finished here
-        shutil.rmtree(target)
+    if (target / CLAIM).exists():  # begun there, and finished here
+        with alone_in(target):
+            for name in (*FILES, CLAIM):
+                (target / name).unlink(missing_ok=True)
     with whole_folder(target) as folder:
         shutil.copytree(run, folder, dirs_exist_ok=True)
     return "copied"

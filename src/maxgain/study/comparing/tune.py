@@ -42,7 +42,7 @@ from .workers import CHECKPOINT_SECONDS, data_for, tell_of_each
 JOURNAL, SEARCHER, CURVE, TUNED = "journal.log", "searcher.txt", "curve.json", "tuned.json"
 TRIALS = 30
 """How many points TPE proposes where nobody says how many."""
-FILES = (JOURNAL, SEARCHER, CURVE, TUNED, "curve.png", "curve.svg", "runs")
+FILES = (JOURNAL, SEARCHER, CURVE, TUNED, "curve.png", "curve.svg")
 
 
 @dataclass(frozen=True)

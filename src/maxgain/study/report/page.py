@@ -49,7 +49,7 @@ def write(folder: Path, out: Path, baseline: str | None = None) -> Records:
         raise RecordError(f"{folder} has no records of runs: {why}.")
     if out.is_file() and not marked(out, ".html"):
         raise RunError(f"cannot write {out}: it exists and is no page of maxgain's; choose another --out.")
-    write_text(out, build_page(found.records, found.tunings, baseline, found.asked, found.alone))
+    write_text(out, build_page(found.records, found.tunings, baseline, found.asked, found.alone), replace=True)
     return found.records
 
 
