@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from maxgain.errors import MaxGainError
-from maxgain.study.cli import app, flags, tyro_box
+from maxgain.study.cli import app, flags, train, tyro_box
 from maxgain.study.models import NETWORKS
 from maxgain.study.recipes import RECIPES
 
@@ -42,6 +42,37 @@ def test_every_command_has_help_that_says_everything_once(name, width, capsys, m
     assert "default: False" not in flat(options)
     assert not re.search(r"\(default: [^)]*\) \(default:", flat(options))
     assert f"maxgain {name}" in examples
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["train", "data", "bench"])
+def test_help_in_colour_is_the_same_help(name, width, capsys, monkeypatch) -> None:
+    plain = help_of(capsys, monkeypatch, name, width=width)
+    monkeypatch.setattr(flags._AsIfShown, "isatty", lambda self: True)
+    monkeypatch.setenv("TERM", "xterm")
+    coloured = help_of(capsys, monkeypatch, name, width=width)
+    assert "\x1b[" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+
+
+def test_a_flag_that_switches_off_says_so(capsys, monkeypatch) -> None:
+    shown = flat(help_of(capsys, monkeypatch, "train", "cifar10"))
+    assert "--no-graph switch this off: on a GPU, capture" in shown
+    assert "--no-augment switch this off: flip" in shown
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *([], ["--network", "mlp", "--epochs", "2", "--fold", "3"], ["--milestones", "1", "2", "--p", "inf"]),
+        *(["--no-augment", "--milestones"], ["--learning-rate", "1e-07", "--strength", "rate"]),
+    ],
+)
+def test_a_recipe_can_be_typed_out(words) -> None:
+    recipe = flags.read(train.Options, words, prog="maxgain train", recipe=RECIPES["cifar10"]).recipe
+    typed = list(flags.typed_out(recipe, RECIPES["cifar10"]))
+    assert flags.read(train.Options, typed, prog="maxgain train", recipe=RECIPES["cifar10"]).recipe == recipe
+    assert sorted(typed) == sorted(words)
 
 
 @pytest.mark.parametrize("action", ["list", "fetch", "check", "build-sins10"])

@@ -151,7 +151,7 @@ def test_how_fine_a_choice_is_can_be_said():
     rows = [row | {"validation_images": 40} for row in (tried(1, 0.9, 1), tried(2, 0.875, 1), tried(3, 0.85, 1))]
     pruned = {"values": {"maxgain": 4.0}, "status": "pruned"}
     assert tuning_rule.worth(rows[0], [*rows, pruned]) == (
-        "one of the 40 validation images is worth 2.5 points, and 1 of the 2 other points are no further behind"
+        "one of the 40 validation images is worth 2.5 points, and 1 of the 2 other points is no further behind"
     )
 
 

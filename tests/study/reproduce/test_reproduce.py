@@ -37,6 +37,21 @@ def test_a_dry_run_tells_how_long_by_what_runs_like_them_took(tmp_path, capsys):
     )
 
 
+def test_rows_without_numbers_are_known_before_the_others_are_chosen(tmp_path, capsys):
+    """`none` is a run of the table too: what is recorded of it is neither listed nor counted again."""
+    job = next(job for job in EXPERIMENTS["lipschitz"].final() if job.row == "none")
+    records.append(tmp_path / "there", record_of(job))
+    assert main(["reproduce", "lipschitz", "--dry-run", "--results", "there"]) == 0
+    said = capsys.readouterr().out
+    assert "final: 14 runs" in said
+    assert job.name not in said
+    assert "cifar10-none-seed1\n" in said
+    assert "maxgain, seed 0, its numbers still to be chosen" in said
+    assert "next: maxgain reproduce lipschitz --results there  #" in said
+    assert main(["reproduce", "--results", "there"]) == 0
+    assert "| none | 88.29 | 1 of 3 |" in (tmp_path / "REPRODUCTION.md").read_text()
+
+
 def test_a_run_is_expected_to_take_as_long_as_others_of_its_row():
     slow, quick = (
         job for job in EXPERIMENTS["cifar10"].final() if job.recipe.seed == 0 and job.row in ("dropout", "none")

@@ -100,6 +100,19 @@ def near(name: str, known: Collection[str]) -> str | None:
     return next(iter([*begun, *initials]), nearest(name, known))
 
 
+def typed_out(recipe: Any, usual: Any) -> Iterator[str]:
+    """The flags that make the one recipe of the other, as they are typed."""
+    for field in dataclasses.fields(recipe):
+        value, flag = getattr(recipe, field.name), f"--{_flag(field.name)}"
+        if value == getattr(usual, field.name):
+            continue
+        if isinstance(value, bool):
+            yield flag if value else f"--no-{_flag(field.name)}"
+        else:
+            yield flag
+            yield from map(str, value if isinstance(value, tuple) else (value,))
+
+
 def _registry(hidden: frozenset[str]) -> ConstructorRegistry:
     """How tyro is to see the fields of Options and recipes."""
     registry = ConstructorRegistry()
@@ -135,6 +148,8 @@ def _described(name: str, hint: Any, default: Any, about: str) -> StructFieldSpe
     if not any(map(dataclasses.is_dataclass, _types_in(base))):
         said = "" if _goes_without_saying(default) else "(default: {})"
         about = re.sub(r" \(default: .*\)", "", about) if said else about  # a recipe may have one of its own
+        if default is True:  # then the flag is --no-...
+            about = f"switch this off: {about}"
         metavar = name.upper() if tyro.conf.Positional in metadata else _metavar(name, base)
         metadata.insert(0, tyro.conf.arg(metavar=metavar, help_behavior_hint=said.format))
     return StructFieldSpec(name=name, type=Annotated[(base, *metadata)], default=default, helptext=about)  # type: ignore[arg-type]

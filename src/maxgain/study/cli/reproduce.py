@@ -67,6 +67,10 @@ class Options(Common):
     """cpu, cuda, or auto: a GPU where there is one"""
 
 
+PLACES = ("results", "document", "work", "data")
+"""The options that the command which goes on needs too."""
+
+
 def run(options: Options, screen: Screen) -> dict[str, Any]:
     """Run the stages of an experiment in their order, each as far as time allows, and make the document anew."""
     _refuse_nonsense(options)
@@ -87,7 +91,9 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
         screen.show(_overview(states))
     files = [] if options.dry_run else build(options.results, options.document)
     left = {name: state for name, state in states.items() if not state.is_complete}
-    steps = {typed("reproduce", name): "goes on with what is missing" for name in list(left)[:1]}
+    moved = [name for name in PLACES if getattr(options, name) != getattr(Options, name)]
+    same = [word for name in moved for word in (f"--{name}", getattr(options, name))]
+    steps = {typed("reproduce", name, *same): "goes on with what is missing" for name in list(left)[:1]}
     screen.end(files[:1], steps)
     return {"experiments": [_content(state) for state in states.values()], "written": [str(file) for file in files]}
 
@@ -143,14 +149,15 @@ def _run(stage: Stage, place: Place, budget: Budget, at_once: int, screen: Scree
 def _tell(state: State, at_once: int, screen: Screen) -> None:
     """What would run, in its order, and how long that would take."""
     screen.show(f"{state.experiment.name}: {state.experiment.title}")
-    runs = (*state.tuning.known.runs, *(state.final.known.runs if state.final else ()))
-    final = state.final.missing if state.final else state.experiment.final()
-    for title, jobs in (("tuning", state.tuning.missing), ("final", final)):
+    runs = (*state.tuning.known.runs, *state.certain.known.runs)
+    for title, jobs in (("tuning", state.tuning.missing), ("final", state.left)):
         if jobs:
             screen.show(f"  {title}: {estimate.in_words(jobs, runs, at_once)}")
-            for job in jobs:
-                number = "" if title == "tuning" or state.final else ", its numbers still to be chosen"
-                screen.show(f"    {job.name if not number else f'{job.row}, seed {job.recipe.seed}{number}'}")
+        for job in jobs:
+            is_open = title == "final" and state.final is None and job.row in state.curves
+            fold = "" if job.recipe.fold is None else f"fold {job.recipe.fold}, "
+            named = f"{job.row}, {fold}seed {job.recipe.seed}, its numbers still to be chosen" if is_open else job.name
+            screen.show(f"    {named}")
 
 
 def _overview(states: dict[str, State]) -> Table:
@@ -161,7 +168,6 @@ def _overview(states: dict[str, State]) -> Table:
 
 
 def _content(state: State) -> dict[str, Any]:
-    final = state.final.missing if state.final else state.experiment.final()
     return {
         "experiment": state.experiment.name,
         "state": progress(state),
@@ -169,7 +175,7 @@ def _content(state: State) -> dict[str, Any]:
             {"stage": name, "runs": runs, "missing": [job.name for job in missing]}
             for name, runs, missing in (
                 ("tuning", len(state.tuning.jobs), state.tuning.missing),
-                ("final", state.planned, final),
+                ("final", state.planned, state.left),
             )
         ],
     }

@@ -26,6 +26,7 @@ WIDTH_OF_A_FILE = 160
 SHORTEST_BAR = 8
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _TOGETHER = re.compile(r" (?=[=<≤±] |%)|(?<= [=<≤±]) ")
 
 DataFolder = Path | None
@@ -104,7 +105,7 @@ def wrapped(text: str, width: int) -> str:
     """
     return "\n".join(
         line
-        if cell_len(line) <= width
+        if cell_len(_COLOUR.sub("", line)) <= width
         else textwrap.fill(
             _TOGETHER.sub(NO_BREAK, line),
             width,

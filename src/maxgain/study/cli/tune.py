@@ -17,10 +17,11 @@ from ..comparing.tuned import concluded, table
 from ..comparing.tuning_rule import Grid, Point, Trial, best, dimensions, refuse_unused
 from ..comparing.workers import data_for
 from ..files import write_json
-from ..recipes import Recipe
+from ..recipes import RECIPES, Recipe
 from ..regularisers import with_gamma
 from ..report import figures
 from ..wording import counted
+from .flags import typed_out
 from .parts import end_of_part
 from .patience import warn_of_many
 from .terminal import Bars, Common, DataFolder, Screen, typed
@@ -89,10 +90,12 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     screen.show(tuned.outcome)
     files = [search.folder / tune.TUNED, search.folder / tune.CURVE, *paths]
     page = search.folder / "report.html"
+    chosen = replace(search.recipe, regulariser=tuned.regulariser)
+    data = () if options.data is None else ("--data", options.data)
     screen.end(
         files,
         {
-            typed("train", search.recipe.name, "--regulariser", tuned.regulariser): "train with what was chosen",
+            typed("train", chosen.name, *typed_out(chosen, RECIPES[chosen.name]), *data): "train with what was chosen",
             typed("report", search.folder, "--out", page): "a page of what was tried",
         },
     )

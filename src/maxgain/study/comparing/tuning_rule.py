@@ -136,7 +136,7 @@ def worth(chosen: Trial, curve: Iterable[Trial]) -> str:
     close = sum(round(behind * images) <= 1 for behind in lead)
     return (
         f"one of the {images:,} validation images is worth {100 / images:.2g} points, and {close} of the "
-        f"{len(complete)} other points are no further behind"
+        f"{len(complete)} other points {'is' if close == 1 else 'are'} no further behind"
     )
 
 

@@ -111,7 +111,7 @@ def _rows_and_contrasts(state: State, show: Show) -> Iterator[str]:
                 (
                     row,
                     str(experiment.published.get(row, "–")),
-                    f"{_done(state, row)} of {len(experiment.pairing.units)}",
+                    f"{state.done_of(row)} of {len(experiment.pairing.units)}",
                 )
                 for row in experiment.rows
             ],
@@ -131,10 +131,6 @@ def _rows_and_contrasts(state: State, show: Show) -> Iterator[str]:
     yield _bullets(f"**{name}**: {text}." for name, text in zip(said, words.contrasts, strict=True))
     if words.sampling or words.gaps:
         yield _bullets((*words.sampling, *words.gaps))
-
-
-def _done(state: State, row: str) -> int:
-    return 0 if state.final is None else len(state.final.by_row[row])
 
 
 def _row_table(comparison: Comparison, state: State) -> str:

@@ -29,11 +29,24 @@ class State:
     tuning: Stage
     final: Stage | None
     """None until every number is chosen: before that, nobody knows which runs there are."""
+    certain: Stage
+    """Those of the final runs that have no number to choose."""
 
     @property
     def planned(self) -> int:
         """How many final runs there should be."""
         return len(self.experiment.final())
+
+    @property
+    def left(self) -> list[Job]:
+        """The final runs that are still to be trained, those with numbers to choose at the end while these are open."""
+        if self.final is not None:
+            return self.final.missing
+        return [*self.certain.missing, *(job for job in self.experiment.final() if job.row in self.curves)]
+
+    def done_of(self, row: str) -> int:
+        """How many final runs of a row have a result."""
+        return len((self.final or self.certain).by_row.get(row, ()))
 
     @property
     def done(self) -> int:
@@ -101,9 +114,11 @@ class State:
 def look(experiment: Experiment, recorded: Recorded) -> State:
     """The state of an experiment, by what is recorded."""
     tuning = tuning_stage(experiment, recorded.tuning, by_records(recorded.tuning))
-    if tuning.missing:
-        return State(experiment, tuning, None)
-    return State(experiment, tuning, final_stage(experiment, tuning, recorded.final, by_records(recorded.final)))
+    known, identify = recorded.final, by_records(recorded.final)
+    chosen = {job.row for job in tuning.jobs}
+    certain = Stage("final", tuple(identify([job for job in experiment.final() if job.row not in chosen])), known)
+    final = None if tuning.missing else final_stage(experiment, tuning, known, identify)
+    return State(experiment, tuning, final, certain)
 
 
 def deviation(ours: Sequence[Box], published: Sequence[Box]) -> float:
