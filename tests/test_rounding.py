@@ -97,3 +97,59 @@ def test_transforms_between_steps_are_not_looked_at():
         torch.func.vmap(model)(x)
     assert constraint._rounding is not None
     assert list(constraint._rounding.open) == ["0", "1"]
+
+
+def biased(gamma: float = 0.2) -> tuple[nn.Sequential, torch.optim.Optimizer, MaxGain]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).bfloat16()
+    with torch.no_grad():
+        model[0].bias.uniform_(150, 300)
+    optimiser = torch.optim.SGD(model.parameters(), lr=1e-7)
+    return model, optimiser, MaxGain(model, gamma).attach(optimiser)
+
+
+def learn(model: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor) -> None:
+    with torch.no_grad():
+        model[0].weight *= 1.25
+    model(x).square().mean().backward()
+    optimiser.step()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5])
+def test_promise_14_a_resumed_run_knows_which_layers_are_measured_without_their_bias(steps):
+    batches = torch.randn(9, 8, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
+    model, optimiser, constraint = biased()
+    for x in batches[:steps]:
+        learn(model, optimiser, x)
+    resumed, other, again = biased()
+    resumed.load_state_dict(model.state_dict())
+    again.load_state_dict(constraint.state_dict())
+    for x in batches[steps:]:
+        optimiser.zero_grad()
+        other.zero_grad()
+        learn(model, optimiser, x)
+        learn(resumed, other, x)
+        assert constraint.gains == again.gains
+    assert all(map(torch.equal, model.parameters(), resumed.parameters()))
+    assert list(again._rounding.open) == ["2"]
+
+
+def test_promise_06_an_evaluation_does_not_take_the_place_of_what_was_to_be_looked_at():
+    model, optimiser, constraint = biased()
+    for _ in range(3):
+        learn(model, optimiser, torch.randn(8, 16).bfloat16())
+        model.eval()
+        model(torch.randn(8, 16).bfloat16())
+        model.train()
+    assert list(constraint._rounding.open) == ["2"]
+
+
+def test_a_constraint_that_is_attached_again_looks_anew():
+    model, optimiser, constraint = biased()
+    for _ in range(20):
+        learn(model, optimiser, torch.randn(8, 16).bfloat16())
+    constraint.detach()
+    constraint.attach(optimiser)
+    for _ in range(3):
+        learn(model, optimiser, torch.randn(8, 16).bfloat16())
+    assert list(constraint._rounding.open) == ["2"]

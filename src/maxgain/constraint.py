@@ -28,6 +28,9 @@ from .layers import find_layers
 from .observe import UNMEASURED, Hook, Missed, Observer
 from .proof import Proofs, Slipping, expect_whole_weights
 
+FIRST_LOOK = (2, 1)
+MOST_STEPS_BETWEEN_LOOKS = 100
+
 
 class Constraint(ABC):
     """Keeps the layers of a model within bounds, from one optimiser step to the next.
@@ -77,8 +80,8 @@ class Constraint(ABC):
         tried = [layer for layer in self._layers if layer.own_forward]
         self._proofs = Proofs(tried) if tried else None
         self._slipping: Slipping | None = None
-        self._until_look = 2
-        """After how many more steps the weights are looked at."""
+        self._until_look, self._wait = FIRST_LOOK
+        """After how many more steps the weights are looked at, and how many came before the last look."""
         if include is None:
             tell_what_is_left_out(model, self._layers, exclude)
         self._watch()
@@ -268,12 +271,13 @@ class Constraint(ABC):
         self._forget(share)
         self._until_look -= 1
         if self._until_look == 0 and isinstance(sizes, Tensor):  # sizes of weights alone come down with them
-            self._until_look = self._look()
+            self._until_look = self._wait = min(2 * self._wait, MOST_STEPS_BETWEEN_LOOKS)
+            self._look()
 
-    def _look(self) -> int:
-        """From time to time: is any weight divided in vain? Returns after how many steps to look again."""
+    def _look(self) -> None:
+        """From time to time, and often at first: is any weight divided in vain?"""
         self._slipping = self._slipping or Slipping(self._layers)
-        return self._slipping.look(self._sizes, self._scales)
+        self._slipping.look(self._sizes, self._scales)
 
     def _divide_by_layer(self, share: Share, sizes: Tensor, bounds: Tensor, found_inf: Tensor | None) -> Tensor:
         """The usual case, one size per layer: everything but the division itself is done for all layers at once.

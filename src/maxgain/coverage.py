@@ -100,14 +100,13 @@ def share_of(
     positions = [i for i, weight in enumerate(weights) if id(weight) not in left_to_others]
     own = [layers[i] for i in positions]
 
-    by_weight: dict[int, list[int]] = {}
+    by_weight: dict[Any, list[int]] = {}
     for place, layer in enumerate(own):
-        by_weight.setdefault(id(layer.weight), []).append(place)
+        by_weight.setdefault(_memory_of(layer.weight), []).append(place)
     users = [
         places
-        for identity, places in by_weight.items()
-        if identity in held
-        and own[places[0]].weight.requires_grad
+        for places in by_weight.values()
+        if any(id(own[place].weight) in held and own[place].weight.requires_grad for place in places)
         and any(bounds[own[place].name] != float("inf") for place in places)
     ]
     owners = [len(own)] * len(own)
@@ -139,6 +138,12 @@ def share_of(
         is_sharded=any(map(is_sharded, divided)),
         fused=kernels.FusedProjection(divided, firsts, len(own)) if can_fuse else None,
     )
+
+
+def _memory_of(weight: Tensor) -> tuple[int, Any]:
+    """Address and layout: the same for weights that are one, be it the same parameter or two in the same memory."""
+    address = 0 if is_sharded(weight) or weight.is_meta or not weight.numel() else weight.data_ptr()
+    return (address, (weight.shape, weight.stride())) if address else (id(weight), None)
 
 
 def parameters_of(optimizer: Optimizer) -> set[int]:
@@ -186,6 +191,11 @@ def expect_usable(optimizer: Optimizer | None, model: nn.Module, layers: Sequenc
         raise UnsupportedLayerError(
             f"{refusals(refused, 'constrained')} Or make the constraint after the change, on the model as it is."
         )
+    memories = [_memory_of(layer.weight) for layer in layers]
+    layouts = dict(reversed(memories))
+    if tied := [layer for layer, (at, layout) in zip(layers, memories, strict=True) if layouts[at] != layout]:
+        reason = "its weight is another layer's in another layout (transposed, say), and would be divided twice"
+        raise UnsupportedLayerError(refusals([(one.name, one.module, reason) for one in tied], "constrained"))
 
 
 # --- What is left out -------------------------------------------------------------------------------------------------

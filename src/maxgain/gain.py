@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from . import torch_quirks
-from .constraint import Constraint
+from .constraint import FIRST_LOOK, Constraint
 from .coverage import Bound, Share
 from .distributed import Group, largest_of_ranks
 from .errors import MaxGainError, MeasurementWarning
@@ -146,16 +146,17 @@ class MaxGain(Constraint):
             for position in share.positions:
                 self._maxima[position].let_go()
 
-    def _look(self) -> int:
+    def _look(self) -> None:
         if self.measure == "stale" and not torch_quirks.is_capturing(self._device):
             self._rounding = self._rounding or Rounding(self._hooks)
             self._rounding.look()
-        return super()._look()
+        super()._look()
 
     def detach(self) -> None:
         """Leave the model and its optimisers as they were before; the weights stay as they are."""
         super().detach()
         self._rounding = None
+        self._until_look, self._wait = FIRST_LOOK
 
     def _look_at(self, dropped: Tensor) -> None:
         """Warn of measurements that were dropped, without ever waiting for an accelerator."""
@@ -187,6 +188,10 @@ class MaxGain(Constraint):
         """Whether this step is left out; layers are measured only for those that are not."""
         if torch_quirks.is_capturing(self._device):
             raise MaxGainError("every > 1 counts steps on the host, which a CUDA graph leaves out: use every=1 there.")
+        skipped = torch_quirks.found_inf(share.optimizer) if share.optimizer else None
+        if skipped is not None and bool(skipped > 0):  # nothing was updated, so this is no step to count
+            self._forget(share)
+            return True
         # Layer by layer, because the steps of another optimiser may count for some of these too.
         resting = [self._resting[position] for position in share.positions]
         for position, steps in zip(share.positions, resting, strict=True):
@@ -233,12 +238,21 @@ class MaxGain(Constraint):
             packed |= self._packed(resting=torch.tensor(self._resting))
         if self.strength == "rate":
             packed |= self._packed(peak=self._peaks)
+        if self.measure == "stale":  # whether a layer is measured without its bias, and when that is looked at next
+            marks = self._rounding.marks(self._names) if self._rounding else [0] * len(self._names)
+            packed |= self._packed(rounding=torch.tensor(marks))
+            packed |= {"looks": torch.tensor([self._until_look, self._wait])}
         return super()._state() | packed
 
     def _load(self, state: Mapping[str, Tensor]) -> None:
         super()._load(state)
         self._tally.load(self._device, self._unpacked(state, "maximum"), self._unpacked(state, "dropped"))
         self._dropped_seen = sum(self.dropped.values())
+        if self.measure == "stale":
+            self._until_look, self._wait = state["looks"].tolist()
+            if self._hooks:
+                self._rounding = self._rounding or Rounding(self._hooks)
+                self._rounding.load(self._by_name(self._unpacked(state, "rounding")))
         if self.every > 1:
             self._resting = self._unpacked(state, "resting").tolist()
             self._pause(self._is_paused)

@@ -32,7 +32,6 @@ Of a linear layer their ratio depends on the direction of W alone: for p = 2 and
 """
 HARDLY_THERE = 100.0
 """By how much the weight itself must have shrunk meanwhile."""
-MOST_STEPS_BETWEEN_LOOKS = 100
 SLIPPING = (
     "its weight has been divided step after step and is hardly there any more, but its gain has not come down, so its "
     "Wx is not proportional to its weight"
@@ -166,16 +165,15 @@ class Slipping:
         self._least: dict[str, tuple[float, float]] = {}
         """The smallest size so far of each layer for a weight of norm 1, and the norm that its weight had then."""
         self._asked: Tensor | None = None
-        self._wait = 1
 
-    def look(self, sizes: Tensor, scales: Tensor) -> int:
-        """Compare the sizes of all layers with the norms of their weights; returns how many steps to wait for the next.
+    def look(self, sizes: Tensor, scales: Tensor) -> None:
+        """Compare the sizes of all layers with the norms of their weights.
 
-        Often at first, because the weight of a layer that was registered wrongly is soon gone. No accelerator is waited
-        for: what one look asks for is what the next one sees.
+        To be called often at first, because the weight of a layer that was registered wrongly is soon gone. No
+        accelerator is waited for: what one look asks for is what the next one sees.
         """
         if not self.layers or torch_quirks.is_capturing(sizes.device):
-            return self._wait
+            return
         norms = [whole(torch.linalg.vector_norm(layer.weight.detach())).to(sizes) for layer in self.layers]
         found = torch.cat([sizes, scales, torch.stack(norms)])
         seen, self._asked = self._asked, found.to("cpu", non_blocking=True)
@@ -185,8 +183,6 @@ class Slipping:
             count, values = len(sizes), seen.tolist()
             # Chosen here: an index that is a list would be sent to the device, which waits.
             self._judge([(values[place], values[count + place]) for place in self.places], values[2 * count :])
-        self._wait = min(2 * self._wait, MOST_STEPS_BETWEEN_LOOKS)
-        return self._wait
 
     def _judge(self, sizes_and_scales: list[tuple[float, float]], norms: list[float]) -> None:
         slipping = []

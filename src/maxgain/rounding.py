@@ -7,7 +7,8 @@ the bias. Whether it matters is looked at from time to time, so that no forward 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -30,35 +31,54 @@ class Rounding:
     def __init__(self, hooks: Iterable[Hook]) -> None:
         self.open = {hook.layer.name: hook for hook in hooks if _adds_a_bias(hook.layer)}
         """The layers that are measured the usual way."""
+        self._without = set[str]()
         self._shares: dict[str, Tensor] = {}
         self._asked: tuple[list[str], Tensor] | None = None
 
     def look(self) -> None:
-        """Judge what the last forwards showed, and look at the next; no accelerator is waited for."""
+        """Look at the next forwards, and judge what the last ones showed of an accelerator, which is not waited for."""
         ready, self._asked = self._asked, None
         if self._shares:
             first, *_ = self._shares.values()
             shares = torch.stack([share.to(first.device) for share in self._shares.values()])
             self._asked = list(self._shares), shares.to("cpu", non_blocking=True)
             self._shares = {}
-            if first.device.type == "cpu":
-                ready, self._asked = self._asked, None
         for name, share in zip(ready[0], ready[1].tolist(), strict=True) if ready else ():
-            if share > TOO_MUCH and name in self.open:
-                hook = self.open.pop(name)
-                hook.note = None
-                hook.observe = partial(_observe_without_bias, hook.layer, hook.observe)
+            self._judge(name, share)
         for name, hook in self.open.items():
-            if hook.note is None:
-                hook.note = partial(self._note, name)
+            hook.note = partial(self._note, name)
+
+    def marks(self, names: Iterable[str]) -> list[int]:
+        """Of each layer: 2 if it is measured without its bias, 1 if its next forward is looked at; for a state."""
+        armed = {name for name, hook in self.open.items() if hook.note is not None}
+        return [2 if name in self._without else int(name in armed) for name in names]
+
+    def load(self, marks: Mapping[str, float]) -> None:
+        """Take up what ``marks`` told."""
+        for name, hook in list(self.open.items()):
+            hook.note = partial(self._note, name) if marks[name] == 1 else None
+            if marks[name] == 2:
+                self._judge(name, math.inf)
+
+    def _judge(self, name: str, share: float) -> None:
+        if share > TOO_MUCH and name in self.open:
+            hook = self.open.pop(name)
+            self._without.add(name)
+            hook.note = None
+            hook.observe = partial(_observe_without_bias, hook.layer, hook.observe)
 
     def _note(self, name: str, x: Any, output: Any, others: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if type(x) is not Tensor or torch_quirks.is_simulated(x) or torch_quirks.is_capturing(x.device):
             return  # this forward is not one to learn from; the next may be
         hook = self.open[name]
+        if type(output) is not Tensor or not hook.layer.module.training or not x.numel():
+            return
         hook.note = None
-        if type(output) is Tensor and hook.layer.module.training and x.numel():
-            self._shares[name] = rounding_share(hook.layer, x, output)
+        share = rounding_share(hook.layer, x, output)
+        if share.device.type == "cpu":
+            self._judge(name, share.item())
+        else:
+            self._shares[name] = share
 
 
 @torch.no_grad()

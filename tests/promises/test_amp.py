@@ -30,10 +30,12 @@ def net() -> nn.Sequential:
 class Training:
     """A loop under GradScaler whose loss can be made to overflow."""
 
-    def __init__(self, make_optimiser: Callable[[Any], torch.optim.Optimizer], measure: Any = "stale") -> None:
+    def __init__(
+        self, make_optimiser: Callable[[Any], torch.optim.Optimizer], measure: Any = "stale", every: int = 1
+    ) -> None:
         self.model = net()
         self.optimiser = make_optimiser(self.model.parameters())
-        self.constraint = MaxGain(self.model, gamma=0.1, measure=measure).attach(self.optimiser)
+        self.constraint = MaxGain(self.model, gamma=0.1, measure=measure, every=every).attach(self.optimiser)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
 
     def step(self, x: Tensor, overflow: bool = False, clip: bool = False) -> None:
@@ -83,6 +85,19 @@ def test_promise_08_a_skipped_step_is_as_if_it_never_was(
     assert skipping.constraint.scales == plain.constraint.scales
     assert all(map(torch.equal, skipping.weights(), plain.weights()))
     assert all(scale < 1 for scale in plain.constraint.scales.values())
+
+
+@each_optimiser
+def test_promise_08_a_skipped_step_is_not_counted_where_every_second_step_projects(
+    make_optimiser: Callable[[Any], torch.optim.Optimizer],
+) -> None:
+    skipping, plain = Training(make_optimiser, every=2), Training(make_optimiser, every=2)
+    for x in torch.randn(5, 5, 6):
+        for training in (skipping, plain):
+            training.step(x)
+        assert skipping.constraint.scales == plain.constraint.scales
+        assert all(map(torch.equal, skipping.weights(), plain.weights()))
+        skipping.step(skipping.steepest_input(), overflow=True)
 
 
 @each_optimiser

@@ -479,6 +479,30 @@ def test_promise_09_two_layers_that_share_a_weight_scale_it_once_by_the_larger_e
 # 10. Whose step projects what.
 
 
+def test_promise_09_two_parameters_in_the_same_memory_are_divided_once() -> None:
+    memory = torch.randn(6, 6)
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False))
+    for layer in model:
+        layer.weight = nn.Parameter(memory)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
+    constraint = MaxGain(model, 0.5).attach(optimiser)
+    before = memory.clone()
+    model(torch.randn(8, 6)).sum().backward()
+    largest = max(constraint.gains.values())
+    optimiser.step()
+    torch.testing.assert_close(memory, before * 0.5 / largest)
+
+
+@pytest.mark.parametrize("sizes", [(6, 5), (6, 6)])
+def test_promise_09_a_weight_that_is_tied_by_its_transpose_is_refused_by_name(sizes: tuple[int, int]) -> None:
+    encoder, decoder = nn.Linear(*sizes, bias=False), nn.Linear(*reversed(sizes), bias=False)
+    decoder.weight = nn.Parameter(encoder.weight.T)
+    model = nn.Sequential(encoder, decoder)
+    with pytest.raises(UnsupportedLayerError, match=r"^layer '1' \(Linear\) .* another layer's in another layout"):
+        MaxGain(model, 0.5).attach(torch.optim.SGD(model.parameters(), lr=0.0))
+    MaxGain(model, 0.5, exclude="1").attach(torch.optim.SGD(model.parameters(), lr=0.0))
+
+
 @pytest.mark.parametrize("make_optimiser", OPTIMISERS.values(), ids=OPTIMISERS.keys())
 def test_promise_10_optimiser_state_is_not_touched(make_optimiser: Callable[[Any], torch.optim.Optimizer]) -> None:
     model = conv_net()
