@@ -100,9 +100,16 @@ def share_of(
     positions = [i for i, weight in enumerate(weights) if id(weight) not in left_to_others]
     own = [layers[i] for i in positions]
 
-    by_weight: dict[Any, list[int]] = {}
-    for place, layer in enumerate(own):
-        by_weight.setdefault(_memory_of(layer.weight), []).append(place)
+    # Known by its memory, in which two parameters may lie; or by its identity, if it is in pieces or not there yet.
+    addresses = [0 if is_sharded(layer.weight) or layer.weight.is_meta else layer.weight.data_ptr() for layer in own]
+    by_weight: dict[int, list[int]] = {}
+    for place, (layer, address) in enumerate(zip(own, addresses, strict=True)):
+        by_weight.setdefault(address or id(layer.weight), []).append(place)
+    for first, *rest in by_weight.values():
+        layout = own[first].weight.shape, own[first].weight.stride()
+        if twisted := [own[i] for i in rest if (own[i].weight.shape, own[i].weight.stride()) != layout]:
+            reason = f"its weight is that of {own[first].name!r} in another layout, and would be divided twice"
+            raise UnsupportedLayerError(refusals([(one.name, one.module, reason) for one in twisted], "constrained"))
     users = [
         places
         for places in by_weight.values()
@@ -138,12 +145,6 @@ def share_of(
         is_sharded=any(map(is_sharded, divided)),
         fused=kernels.FusedProjection(divided, firsts, len(own)) if can_fuse else None,
     )
-
-
-def _memory_of(weight: Tensor) -> tuple[int, Any]:
-    """Address and layout: the same for weights that are one, be it the same parameter or two in the same memory."""
-    address = 0 if is_sharded(weight) or weight.is_meta or not weight.numel() else weight.data_ptr()
-    return (address, (weight.shape, weight.stride())) if address else (id(weight), None)
 
 
 def parameters_of(optimizer: Optimizer) -> set[int]:
@@ -191,11 +192,6 @@ def expect_usable(optimizer: Optimizer | None, model: nn.Module, layers: Sequenc
         raise UnsupportedLayerError(
             f"{refusals(refused, 'constrained')} Or make the constraint after the change, on the model as it is."
         )
-    memories = [_memory_of(layer.weight) for layer in layers]
-    layouts = dict(reversed(memories))
-    if tied := [layer for layer, (at, layout) in zip(layers, memories, strict=True) if layouts[at] != layout]:
-        reason = "its weight is another layer's in another layout (transposed, say), and would be divided twice"
-        raise UnsupportedLayerError(refusals([(one.name, one.module, reason) for one in tied], "constrained"))
 
 
 # --- What is left out -------------------------------------------------------------------------------------------------
