@@ -97,6 +97,13 @@ class ActedOn(nn.BatchNorm2d):
         return F.dropout(torch.sigmoid(super().forward(input)), 0.5)
 
 
+class InParts(nn.BatchNorm1d):
+    """As ghost batch norm: it takes the statistics of each part of a batch, which must be two instances at least."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.cat([super(InParts, self).forward(part) for part in input.chunk(2)])
+
+
 class InFloat(nn.GroupNorm):
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input.float()).to(input.dtype)
@@ -165,6 +172,12 @@ def test_promise_16_a_normalisation_that_adds_to_its_weight_is_refused(constrain
 def test_promise_16_a_normalisation_with_a_forward_of_its_own_is_used(constrain, make):
     model = nn.Sequential(nn.Conv2d(3, 4, 1), make())
     train(model, torch.randn(4, 3, 8, 8), constraint=constrain(model, 0.25, include="1"))
+    assert model[1].weight.abs().max() < 0.9
+
+
+def test_promise_16_a_batch_norm_of_parts_of_a_batch_is_tried_with_a_whole_one():
+    model = nn.Sequential(nn.Linear(6, 4), InParts(4))
+    train(model, torch.randn(8, 6), constraint=MaxGain(model, 0.25))
     assert model[1].weight.abs().max() < 0.9
 
 

@@ -105,6 +105,12 @@ class Hook(torch_quirks.ForwardHook):
             )
         if torch_quirks.is_simulated(x):
             return
+        for hook in module._forward_hooks.values():
+            if hook is self:
+                break
+            if not isinstance(hook, torch_quirks.ForwardHook):
+                output = self._come_first(module, args, kwargs)
+                break
         if self.look is not None:
             self.look()
         if type(x) is not Tensor or type(output) is not Tensor:
@@ -119,6 +125,14 @@ class Hook(torch_quirks.ForwardHook):
                 raise
             reason = reason or f"its type has a forward of its own, and {type(error).__name__}: {error}"
             raise UnsupportedLayerError(refusal(self.layer, "measured", reason)) from error
+
+    @torch.no_grad()
+    def _come_first(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A hook was put before this one since, and may have changed the output: from now on it comes later."""
+        hooks: Any = module._forward_hooks  # an ordered dictionary
+        hooks.move_to_end(self._handle.id, last=False)
+        with torch_quirks.undisturbed(module, self.layer.weight.device):
+            return module.forward(*args, **kwargs)
 
 
 def _rows(value: Any) -> Any:

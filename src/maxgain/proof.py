@@ -90,8 +90,9 @@ class Proof:
         """Of the first call: the shape of its input, and what it was given besides."""
         if self._shape is None and isinstance(x, Tensor):
             self._others, self._keywords = others, keywords
-            # Two instances are enough, unless something else was given for each of them.
-            few = x.shape[:1] if others or keywords or x.dim() < 2 else (min(2, len(x)),)
+            # Two instances are enough, unless each was given something else besides, or they are normalised together.
+            all_of_them = others or keywords or x.dim() < 2 or not self.layer.kind.needs_output
+            few = x.shape[:1] if all_of_them else (min(2, len(x)),)
             self._shape = (*few, *x.shape[1:])
 
     def objection(self) -> str | None:

@@ -20,6 +20,7 @@ from torch.nn.utils import parametrizations, prune
 
 from maxgain import MaxGain
 from maxgain.errors import MeasurementWarning, NotMeasuredError, UnsupportedLayerError
+from maxgain.functional import gain
 
 INT_OF_SIZE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -290,6 +291,19 @@ def test_promise_05_hooks_that_change_the_output_come_after_the_measurement() ->
     constraint = MaxGain(layer)
     out = layer(x)
     assert constraint.gains[""] == pytest.approx(largest_gain(out / 1000, x), rel=1e-5)
+
+
+def test_promise_05_nor_does_a_hook_that_was_put_before_ours_later() -> None:
+    layer, x = nn.Linear(6, 5), torch.randn(8, 6)
+    constraints = [MaxGain(layer), MaxGain(layer, p=1.0)]
+    layer.register_forward_hook(lambda module, args, output: 10 * output, prepend=True)
+    for _ in range(2):
+        output = layer(x)
+        torch.testing.assert_close(output, 10 * nn.functional.linear(x, layer.weight, layer.bias))
+        for constraint in constraints:
+            explicit = gain(x @ layer.weight.T, x, constraint.p).max().item()
+            assert constraint.gains[""] == pytest.approx(explicit, rel=1e-5)
+            constraint.discard()
 
 
 def test_promise_05_no_activation_is_kept_alive() -> None:
