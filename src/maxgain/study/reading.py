@@ -149,7 +149,7 @@ def _expect_moderate(content: Any) -> None:
 def _placed(complaint: str) -> str:
     """A complaint of msgspec's with the place first: "at rows[2].mean: expected `float`, got `str`"."""
     said, _, place = complaint.partition(" - at `$")
-    said = said[:1].lower() + said[1:]
+    said = said if said[:2].isupper() else said[:1].lower() + said[1:]  # JSON stays JSON
     place = re.sub(r"^\.", "", place.rstrip("`"))
     return f"at {place}: {said}" if place else said
 

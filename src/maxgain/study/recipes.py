@@ -110,6 +110,8 @@ class Recipe:
         expect_count("epochs", self.epochs)
         if self.cross_validation is not None:
             expect_count("cross-validation", self.cross_validation)
+        if strange := [epoch for epoch in self.milestones if not 0 <= epoch <= MOST["epochs"]]:
+            raise RecipeError(f"milestones must be epochs from 0 to {MOST['epochs']:,}, not {strange[0]}.")
         if not self.weight_decay >= 0:
             raise RecipeError(f"weight-decay must not be negative, but is {self.weight_decay}.")
         if not self.p >= 1:

@@ -127,13 +127,11 @@ def chosen_device(name: str) -> torch.device:
     """'auto' is a GPU where there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
+    with contextlib.suppress(RuntimeError, AssertionError):
         device = torch.device(name)
-        torch.empty(0, device=device)
         if device.type in ("cpu", "cuda"):
+            torch.empty(0, device=device)
             return device
-    except (RuntimeError, AssertionError):
-        pass
     raise RunError(f"there is no device {name!r} to train on here: use 'cpu', 'cuda' or 'auto'.")
 
 

@@ -92,6 +92,8 @@ def test_the_overview_names_every_command(capsys) -> None:
         ("train digits --fold 10", "digits has folds 0 to 9, so fold 10 cannot be had"),
         ("train digits --image-size 16", "digits has images of one size, so 16 cannot be chosen."),
         ("train digits --checkpoint-seconds -1", "checkpoint-seconds must not be negative, but is -1.0."),
+        ("train digits --milestones 1 99999999999999999999", "milestones must be epochs from 0 to 1,000,000, not 999"),
+        ("train digits --milestones -1", "milestones must be epochs from 0 to 1,000,000, not -1."),
         ("train digits --epochs ten", "error parsing --epochs: invalid literal for int()"),
         ("train digits --epochs", "missing value for argument '--epochs'"),
         ("train digits --optimiser rmsprop", "invalid choice 'rmsprop' for argument '--optimiser'"),
