@@ -195,6 +195,8 @@ def test_what_makes_no_sense_is_said_in_pythons_words(data, tmp_path) -> None:
         dataset("mine", (images.float(), labels), part(2))
     with pytest.raises(DataError, match="2 images and labels of shape"):
         dataset("mine", (images[:2], torch.zeros(3)), part(2))
+    with pytest.raises(DataError, match="labels must be below 100,000, and one of them is 1099511627776"):
+        dataset("mine", (images, torch.full((4,), 2**40)), part(2))
     with pytest.raises(DataError, match="whole numbers from 0 on"):
         dataset("mine", (images, labels - 1), part(2))
     with pytest.raises(DataError, match="choose another name"):
@@ -211,6 +213,14 @@ def test_what_makes_no_sense_is_said_in_pythons_words(data, tmp_path) -> None:
         train(data, network=nn.Linear(2, 2), out=tmp_path)
     with pytest.raises(RecipeError, match="there is no recipe 'digit': did you mean 'digits'"):
         train("digit", out=tmp_path)
+    for wrong, said in {
+        nn.Identity(): "has no parameters",
+        nn.Linear(3, 2): r"cannot take images of .*: RuntimeError",
+        nn.Sequential(nn.Flatten(), nn.LazyLinear(1)): r"numbers of the shape \(2, 2\), and not \(2, 1\)",
+        nn.Sequential(nn.Flatten(), nn.LazyLinear(2), nn.LSTM(2, 2)): "and not tuple",
+    }.items():
+        with pytest.raises(RecipeError, match=said):
+            train(data, network=lambda shape, classes, wrong=wrong: wrong, out=tmp_path, **QUICK)
     assert not list(tmp_path.iterdir())
 
 

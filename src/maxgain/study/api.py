@@ -287,5 +287,6 @@ def _asked_in_python() -> Iterator[None]:
     except Interrupted as interruption:
         raise KeyboardInterrupt(f"{interruption} is saved: the same call goes on with it") from None
     except MaxGainError as error:
-        text = re.sub(r"--([a-z][a-z-]*)", lambda flag: flag[1].replace("-", "_"), str(error))
+        text = re.sub(r"'maxgain train --resume [^']*'", "a call with those settings", str(error))
+        text = re.sub(r"--([a-z][a-z-]*)", lambda flag: flag[1].replace("-", "_"), text)
         raise type(error)(text) from error

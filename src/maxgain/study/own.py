@@ -28,6 +28,7 @@ any, and `dropout`, None or a function from a rate to a layer.
 """
 Part = Any
 """Images with labels: a pair (images, labels), or a data set of torch, whose items are such pairs."""
+MOST_CLASSES = 100_000
 
 LONGEST_NAME = 60
 HELD_OUT = 0.2
@@ -168,6 +169,8 @@ def _whole(part: str, labels: Tensor) -> Tensor:
     whole = labels.long()
     if labels.is_complex() or not torch.equal(whole.to(labels.dtype), labels) or bool((whole < 0).any()):
         raise DataError(f"the {part} labels must be whole numbers from 0 on.")
+    if bool((whole >= MOST_CLASSES).any()):
+        raise DataError(f"the {part} labels must be below {MOST_CLASSES:,}, and one of them is {int(whole.max())}.")
     return whole
 
 
@@ -180,8 +183,25 @@ def _made_of(network: Any, data: Dataset) -> str:
     """A few letters for the layers and the sizes of the network that a function makes."""
     with torch.random.fork_rng(devices=[]):
         made = _builder(network)(data.shape, len(data.classes))
+        _expect_scores(_called(network), made, data)
     sizes = [f"{name} {tuple(value.shape)} {value.dtype}" for name, value in made.state_dict().items()]
     return hashlib.sha256("\n".join([str(made), *sizes]).encode()).hexdigest()[:6]
+
+
+def _expect_scores(name: str, made: nn.Module, data: Dataset) -> None:
+    """`RecipeError` unless the network can be trained and has a number to say about every class."""
+    weight, wanted = next(made.parameters(), None), (2, len(data.classes))
+    if weight is None:
+        raise RecipeError(f"the network {name} has no parameters to train.")
+    try:
+        with torch.no_grad():
+            scores = made.eval()(torch.zeros(2, *data.shape, device=weight.device))
+    except Exception as error:  # whatever somebody's own code may raise
+        said = f"the network {name} cannot take images of {data.shape}: {type(error).__name__}: {clause(error)}."
+        raise RecipeError(said) from error
+    got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+    if got != wanted:
+        raise RecipeError(f"the network {name} must make of two images numbers of the shape {wanted}, and not {got}.")
 
 
 def _builder(network: Any) -> Any:
