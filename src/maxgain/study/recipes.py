@@ -30,6 +30,7 @@ MOST = {
     "--per-gpu": 64,
     "--turns": 10_000,
     "epochs": 1_000_000,
+    "batch-size": 1_000_000,
     "cross-validation": 1_000,
 }
 MOST_RUNS = 100_000
@@ -108,6 +109,7 @@ class Recipe:
                 most = "finite" if math.isinf(getattr(self, name)) else f"at most {LARGEST:g}"
                 raise RecipeError(f"{_flag(name)} must be {most}, not {getattr(self, name)}.")
         expect_count("epochs", self.epochs)
+        expect_count("batch-size", self.batch_size)
         if self.cross_validation is not None:
             expect_count("cross-validation", self.cross_validation)
         if strange := [epoch for epoch in self.milestones if not 0 <= epoch <= MOST["epochs"]]:

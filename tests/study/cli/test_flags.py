@@ -140,7 +140,7 @@ class Sample:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--needed x --count two", "error parsing --count: invalid literal for int() with base 10: 'two'"),
+        ("--needed x --count two", "--count cannot be 'two'"),
         ("--needed x --count", "missing value for argument '--count'. Expected 1 values"),
         ("--needed x --kind c", "invalid choice 'c' for argument '--kind'. Expected one of ('a', 'b')"),
         ("--needed x stray", "unrecognized options: stray"),

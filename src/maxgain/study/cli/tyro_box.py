@@ -8,6 +8,8 @@ import re
 from itertools import groupby
 
 UNREADABLE = "the options make no sense as they stand"
+_UNFIT = re.compile(r"Error parsing (--[a-z-]+): .*?('.*')\]?$")
+"""What is said of a value in the words of Python's types; the value stands at its end, in quotes."""
 
 
 def sentence(box: str) -> str:
@@ -15,4 +17,6 @@ def sentence(box: str) -> str:
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip(" │╭╮╰╯|+") for line in box.splitlines()[1:]]
     parts = groupby(lines, key=lambda line: bool(line.strip("─-")))
     complaint = next((" ".join(part) for has_words, part in parts if has_words), UNREADABLE)
+    if unfit := _UNFIT.match(complaint.rstrip(" .")):
+        return f"{unfit[1]} cannot be " + unfit[2].replace("', '", " ")
     return complaint[:1].lower() + complaint[1:].rstrip(" .")
