@@ -72,6 +72,16 @@ def test_without_a_name_the_document_is_made_and_everything_is_listed(tmp_path, 
     assert (tmp_path / "REPRODUCTION.md").exists()
 
 
+@pytest.mark.parametrize("name", ["page.md", "page"])
+def test_the_document_is_made_anew_whatever_it_is_called_and_another_file_is_left_alone(name, tmp_path, capsys):
+    for _ in range(2):
+        assert main(["reproduce", "--document", name]) == 0
+    (tmp_path / name).write_text("mine")
+    assert main(["reproduce", "--document", name]) == 2
+    assert "maxgain did not write it" in capsys.readouterr().err
+    assert (tmp_path / name).read_text() == "mine"
+
+
 def test_an_experiment_with_nothing_missing_runs_nothing_and_needs_no_data(tmp_path, capsys):
     results = tmp_path / "results"
     tune(EXPERIMENTS["cifar10"], results)

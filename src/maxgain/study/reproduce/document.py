@@ -13,7 +13,7 @@ from ..comparing.comparison import Comparison, Contrast
 from ..comparing.sentences import in_words, p_value
 from ..comparing.statistics import Difference
 from ..comparing.tuning_rule import RULE
-from ..files import write_bytes, write_text
+from ..files import marked, write_bytes, write_text
 from ..report.figures import rendered
 from ..schema import score
 from ..wording import counted
@@ -44,7 +44,7 @@ def build(results: Path, document: Path) -> list[Path]:
     states = {name: look(experiment, recorded) for name, experiment in EXPERIMENTS.items()}
     pictures = results / "figures"
     text, drawn = written(states, Path(os.path.relpath(str(pictures), str(document.parent))).as_posix())
-    write_text(document, text)
+    write_text(document, text, replace=document.is_file() and marked(document, ".md"))  # whatever it is called
     for name, draw in drawn.items():
         write_bytes(pictures / f"{name}.svg", rendered(draw(), "svg"))
     return [document, *(pictures / f"{name}.svg" for name in drawn)]
