@@ -153,5 +153,10 @@ def test_the_boxes_of_this_version_of_tyro_are_read_right(words, said) -> None:
     assert str(raised.value) == f"{said}; see 'maxgain sample --help'."
 
 
+def test_an_empty_word_is_shown() -> None:
+    with pytest.raises(MaxGainError, match="unrecognized options: ''; see"):
+        flags.read(Sample, ["--needed", "x", ""], prog="maxgain sample")
+
+
 def test_a_box_that_says_nothing_still_makes_a_sentence() -> None:
     assert tyro_box.sentence("") == tyro_box.sentence("╭─ Error ─╮\n╰─────────╯") == tyro_box.UNREADABLE

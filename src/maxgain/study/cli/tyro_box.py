@@ -19,4 +19,5 @@ def sentence(box: str) -> str:
     complaint = next((" ".join(part) for has_words, part in parts if has_words), UNREADABLE)
     if unfit := _UNFIT.match(complaint.rstrip(" .")):
         return f"{unfit[1]} cannot be " + unfit[2].replace("', '", " ")
-    return complaint[:1].lower() + complaint[1:].rstrip(" .")
+    said = complaint[:1].lower() + complaint[1:].rstrip(" .")
+    return f"{said} ''" if said.endswith(":") else said  # of an empty word nothing can be seen
