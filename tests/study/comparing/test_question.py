@@ -78,7 +78,7 @@ def test_a_question_is_read_as_it_was_written(tmp_path):
 
 def test_a_question_that_is_asked_again_becomes_the_newest(tmp_path):
     first, second = question(), question(rope=None)
-    with alone_in(tmp_path):
+    with alone_in(tmp_path, FILE):
         for asked in (first, second, first):
             remember(tmp_path, asked)
     assert remembered(tmp_path) == [second, first]
