@@ -29,6 +29,7 @@ from .observe import UNMEASURED, Hook, Missed, Observer
 from .proof import Proofs, Slipping, expect_whole_weights
 
 FIRST_LOOK = (2, 1)
+"""Steps before the first look at what goes wrong slowly, and the wait that doubles from there on."""
 MOST_STEPS_BETWEEN_LOOKS = 100
 
 

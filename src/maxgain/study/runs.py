@@ -58,8 +58,8 @@ SHARE_OF_SAVING = 0.05
 BRIEF = 0.25
 """Seconds; what takes no longer to save is saved after every epoch."""
 GAINS_SAMPLE = 1000
-"""How many training images the per-epoch maximum gains are taken over, but at most a quarter of them: an epoch that
-trains on few images should not take most of its time to look at them."""
+"""How many training images the per-epoch maximum gains are taken over, but at most a quarter of them: to measure an
+image takes about a third of the time that training on it takes."""
 
 
 class Interrupted(Exception):  # noqa: N818 - it is no error
