@@ -87,24 +87,28 @@ class Hook(torch_quirks.ForwardHook):
         self._handle.remove()
         torch_quirks.hide_hooks_from_compiler(self.layer.module)
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
-        """Torch calls this after the layer's forward, with keyword arguments and output, or with the output alone."""
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Tensor | None:
+        """Torch calls this after the layer's forward, with keyword arguments and output, or with the output alone.
+
+        What it returns takes the place of the output: None leaves it.
+        """
         kwargs = rest[0] if len(rest) > 1 else {}
         x: Any = args[0] if args else kwargs.get(self.first)
         output = rest[-1]
         if torch.compiler.is_compiling():
             if torch_quirks.is_exporting():
-                return
+                return None
             if (reason := _misfit(self.layer, x, output)) is not None:
                 raise UnsupportedLayerError(refusal(self.layer, "measured", reason))
+            onward = torch_quirks.set_apart(output) if module.training and type(output) is Tensor else None
             self.observe(x, output)
-            return
+            return onward
         if self.note is not None:
             self.note(
                 x, output, args[1:], {name: value for name, value in kwargs.items() if args or name != self.first}
             )
         if torch_quirks.is_simulated(x):
-            return
+            return None
         for hook in module._forward_hooks.values():
             if hook is self:
                 break
@@ -125,6 +129,7 @@ class Hook(torch_quirks.ForwardHook):
                 raise
             reason = reason or f"its type has a forward of its own, and {type(error).__name__}: {error}"
             raise UnsupportedLayerError(refusal(self.layer, "measured", reason)) from error
+        return None
 
     @torch.no_grad()
     def _come_first(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

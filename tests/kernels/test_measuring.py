@@ -111,6 +111,18 @@ def test_the_largest_gain_is_that_of_the_definition(p, device, memory_format, dt
 
 @each_p
 @pytest.mark.parametrize("device", KERNELS)
+@pytest.mark.parametrize("width", [1, 6, 257, 1000, measuring.LONGEST_ROW, measuring.LONGEST_ROW + 9])
+def test_rows_may_have_any_length(p, device, width):
+    on, how = ("cpu", interpret) if device == "interpreted" else (device, measure)
+    torch.manual_seed(width)
+    x, z, bias = torch.randn(11, width, device=on), torch.randn(11, 5, device=on), torch.randn(5, device=on)
+    for one, other, vector in ((x, z, bias), (z, x, x[0].clone()), (x, 3 * x, None)):
+        part = Part("affine", one, other, vector, None, 0.0, 1)
+        assert measured(part, 1, p, how)[0] == pytest.approx(max(in_double(part, 1, p)), rel=1e-5)
+
+
+@each_p
+@pytest.mark.parametrize("device", KERNELS)
 def test_instances_that_are_not_finite_are_dropped_and_zeros_have_no_gain(p, device):
     on, how = ("cpu", interpret) if device == "interpreted" else (device, measure)
     x = torch.randn(6, 2, 4, 4, device=on)

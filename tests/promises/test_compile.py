@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -75,6 +76,35 @@ def test_promise_12_a_compiled_model_trains_as_the_plain_one_does(backend: str) 
     for one, other in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     assert counters["stats"]["unique_graphs"] == 1
+
+
+def kept_for_backward(layers: list[nn.Module], *, constrained: bool) -> int:
+    """How many bytes a compiled forward under autocast keeps."""
+    model = nn.Sequential(*layers)
+    if constrained:
+        MaxGain(model, gamma=2.0)
+    compiled = torch.compile(model, fullgraph=True, backend="inductor")
+    kept: list[int] = []
+
+    def count(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel() * tensor.element_size())
+        return tensor
+
+    saving = torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)
+    with saving, torch.autocast("cpu", dtype=torch.bfloat16):
+        compiled(torch.ones(4, 16, 16, requires_grad=True))
+    return sum(kept)
+
+
+@pytest.mark.parametrize("activation", [nn.GELU, partial(nn.SiLU, inplace=True)])
+def test_promise_12_a_compiled_forward_keeps_no_more_for_the_backward_than_without(
+    activation: Callable[[], nn.Module],
+) -> None:
+    def layers() -> list[nn.Module]:
+        return [nn.Linear(16, 32), activation(), nn.Linear(32, 32), activation(), nn.Linear(32, 16)]
+
+    without = kept_for_backward(layers(), constrained=False)
+    assert 0 < kept_for_backward(layers(), constrained=True) <= without
 
 
 def test_promise_12_the_constraint_may_be_made_of_the_compiled_model_itself() -> None:

@@ -22,8 +22,12 @@ POWERS = {1.0: 1, 2.0: 2, math.inf: 0}
 """The norms that the kernel knows, by the number it knows them by."""
 DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 FORMS = {"affine": 1, "batch_norm": 2}
-TILE = 8192
-"""How many entries a program reads at once."""
+SAMPLES, LONG_ROWS, ROWS = (1, 8192, 1), (1, 2048, 8), (4, 256, 8)
+"""Tiles: how many instances a program takes, how many entries of each at once, and how many of those a thread adds up
+before it keeps anything. A dense layer has many more instances than a convolution, and they are shorter."""
+LONGEST_ROW = 4096
+"""Beyond it a row is a long one."""
+ENTRIES_PER_WARP = 512
 LARGEST_INSTANCE = 1 << 20
 """A longer instance keeps a single program busy for too long; torch's own reductions spread it over the GPU."""
 MOST_PLANS = 512
@@ -59,6 +63,8 @@ def measure(maxima: Tensor, dropped: Tensor, index: int, part: Part, instance_di
 def measure_compiled(maxima: Tensor, dropped: Tensor, index: int, part: Part, instance_dims: int, p: float) -> None:
     """As ``measure``, for torch.compile to read: the kernel itself where there is one, else one opaque operator."""
     form, x, z, vector, variance, eps, channel_dims = part
+    if z is not None and z.dtype.itemsize < x.dtype.itemsize:
+        x = x.to(z.dtype)  # as autocast gave it to the layer, so that x itself need not be written to memory
     x, z = x.detach(), None if z is None else z.detach()
     plan = _plan(_key(x, x if z is None else z, vector, form, channel_dims, instance_dims, p, maxima))
     if plan is None:
@@ -163,10 +169,12 @@ def _plan(key: tuple[Any, ...]) -> _Plan | None:
     if not known:
         return None
     axis = len(z_shape) - channel_dims
-    block = min(power_of_two(longest), TILE)
-    rows_per_program = TILE // 2 // block or 1  # whatever the batch: torch.compile would compile anew for each size
+    # Whatever the batch: torch.compile would compile anew for each size.
+    instances, entries, together = SAMPLES if instance_dims > 1 else ROWS if longest <= LONGEST_ROW else LONG_ROWS
+    block = min(power_of_two(longest), entries)
+    instances *= entries // block if instances > 1 else 1
     return _Plan(
-        (-(-x_rows // rows_per_program), 1, 1),
+        (-(-x_rows // instances), 1, 1),
         (
             x_rows,
             x_size,
@@ -175,10 +183,11 @@ def _plan(key: tuple[Any, ...]) -> _Plan | None:
             FORMS[form] if vector_dtype else 0,
             1 if z_layout == "channels_last" else math.prod(z_shape[axis + 1 :]),
             0 if z_shape[axis] == z_size else z_shape[axis],
-            rows_per_program,
+            instances,
             block,
+            min(together, block),
         ),
-        max(1, min(16, block * rows_per_program // 512)),
+        max(1, block * instances // ENTRIES_PER_WARP),
     )
 
 

@@ -2,6 +2,10 @@
 
 A program takes ``ROWS`` instances. It sums the powers of their entries in float32. Where such a sum may have over- or
 underflowed, the program reads its instances again, scaled by their largest entries; nearly all programs never do.
+
+What limits it is how many loads are under way. With many programs that is a matter of the registers a thread needs, so
+``TOGETHER`` neighbouring entries, which one thread loads, are added up before anything is kept; a program that has a
+multiprocessor to itself has registers enough, and is faster if it keeps them apart.
 """
 
 import triton
@@ -50,31 +54,34 @@ def _added(total, spoiled, entry, scale, P: tl.constexpr, SCALED: tl.constexpr):
     """The totals with the powers of a tile's entries, divided by ``scale`` first if ``SCALED``."""
     if SCALED:
         entry = entry / scale[:, None]
+    entry = tl.reshape(entry, [total.shape[0], total.shape[1], entry.shape[1] // total.shape[1]])
     if P == 2:
-        total += entry * entry
+        total += tl.sum(entry * entry, 2)
     if P == 1:
-        total += tl.abs(entry)
+        total += tl.sum(tl.abs(entry), 2)
     if P == 0:  # the largest; a maximum alone would hide an entry that is not finite
-        total = tl.maximum(total, tl.abs(entry))
-        spoiled += entry * 0.0
+        total = tl.maximum(total, tl.max(tl.abs(entry), 2))
+        spoiled += tl.sum(entry * 0.0, 2)
     return total, spoiled
 
 
 @triton.jit
 def _norms(x, z, row, x_size, z_size, x_scale, z_scale, usable, vector, variance, eps,
            FORM: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr,
-           P: tl.constexpr, SCALED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+           P: tl.constexpr, SCALED: tl.constexpr,
+           ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr):  # fmt: skip
     """The sums of powers of x and of Wx for each instance (the largest entries for P = 0, nan if one is not finite).
 
     Both are read in one loop, so that their loads wait for memory together.
     """
     # In channels_last every tile begins with channel 0, so what belongs to its positions is the same for all tiles.
     SAME: tl.constexpr = INNER == 1 and CHANNELS > 0 and BLOCK % max(CHANNELS, 1) == 0
+    SUMS: tl.constexpr = BLOCK // TOGETHER
     column = tl.arange(0, BLOCK)
-    x_total = tl.zeros([ROWS, BLOCK], tl.float32)
-    z_total = tl.zeros([ROWS, BLOCK], tl.float32)
-    x_spoiled = tl.zeros([ROWS, BLOCK], tl.float32)
-    z_spoiled = tl.zeros([ROWS, BLOCK], tl.float32)
+    x_total = tl.zeros([ROWS, SUMS], tl.float32)
+    z_total = tl.zeros([ROWS, SUMS], tl.float32)
+    x_spoiled = tl.zeros([ROWS, SUMS], tl.float32)
+    z_spoiled = tl.zeros([ROWS, SUMS], tl.float32)
     value = tl.zeros([BLOCK], tl.float32)
     if FORM != PLAIN and SAME:
         value = _per_channel(z, column, z_size, vector, variance, eps, FORM, INNER, CHANNELS)
@@ -103,7 +110,7 @@ def _norms(x, z, row, x_size, z_size, x_scale, z_scale, usable, vector, variance
 def gains_kernel(
     x, z, vector, variance, eps, maxima, dropped, index, rows, x_size, z_size,
     P: tl.constexpr, FORM: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """Raise ``maxima[index]`` to the largest gain of the instances, and count those that are not finite.
 
@@ -111,28 +118,31 @@ def gains_kernel(
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     usable = row < rows
+    known = tl.load(maxima + index, cache_modifier=".cg")  # asked for before the instances, so nobody waits for it
     one = tl.full([ROWS], 1.0, tl.float32)
     x_norm, z_norm = _norms(x, z, row, x_size, z_size, one, one, usable, vector, variance, eps,
-                            FORM, INNER, CHANNELS, P, False, ROWS, BLOCK)  # fmt: skip
+                            FORM, INNER, CHANNELS, P, False, ROWS, BLOCK, TOGETHER)  # fmt: skip
     scale_ratio = one
     if P != 0:
         trusted = (x_norm > SMALLEST_TRUSTED) & (x_norm < LARGEST_TRUSTED)
         trusted &= (z_norm > SMALLEST_TRUSTED) & (z_norm < LARGEST_TRUSTED)
         if tl.min((trusted | ~usable).to(tl.int32), 0) == 0:
             x_scale, z_scale = _norms(x, z, row, x_size, z_size, one, one, usable, vector, variance, eps,
-                                      FORM, INNER, CHANNELS, 0, False, ROWS, BLOCK)  # fmt: skip
+                                      FORM, INNER, CHANNELS, 0, False, ROWS, BLOCK, TOGETHER)  # fmt: skip
             # A comparison and not a maximum, which would lose a nan.
             x_scale = tl.where(x_scale < TINY, TINY, x_scale)
             z_scale = tl.where(z_scale < TINY, TINY, z_scale)
             scale_ratio = z_scale / x_scale
             x_norm, z_norm = _norms(x, z, row, x_size, z_size, x_scale, z_scale, usable, vector, variance, eps,
-                                    FORM, INNER, CHANNELS, P, True, ROWS, BLOCK)  # fmt: skip
+                                    FORM, INNER, CHANNELS, P, True, ROWS, BLOCK, TOGETHER)  # fmt: skip
     if P == 2:
         x_norm, z_norm = tl.sqrt(x_norm), tl.sqrt(z_norm)
     ratio = scale_ratio * (z_norm / x_norm)
     ratio = tl.where(x_norm == 0.0, 0.0, ratio)
     finite = tl.abs(ratio) < float("inf")
-    tl.atomic_max(maxima + index, tl.max(tl.where(usable & finite, ratio, 0.0), 0), sem="relaxed")
+    largest = tl.max(tl.where(usable & finite, ratio, 0.0), 0)
+    if largest > known:  # atomics on one address stand in line, and most programs have nothing new to tell
+        tl.atomic_max(maxima + index, largest, sem="relaxed")
     lost = tl.sum((usable & ~finite).to(tl.int64), 0)
     if lost > 0:
         tl.atomic_add(dropped + index, lost, sem="relaxed")
