@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from maxgain.study.cli import reproduce as command
 from maxgain.study.cli.app import main
 from maxgain.study.comparing import records
 from maxgain.study.comparing.records import Records
@@ -126,6 +127,14 @@ def test_every_tuned_row_has_the_same_budget():
 def test_lipschitz_shares_the_runs_of_the_table_that_it_is_compared_with():
     table, rows = ({job.key for job in EXPERIMENTS[name].tuning()} for name in ("cifar10", "lipschitz"))
     assert len(table & rows) == 5
+
+
+def test_what_cannot_be_had_is_not_the_next_thing_to_run(capsys, monkeypatch):
+    monkeypatch.setattr(command, "EXPERIMENTS", {"cifar100": EXPERIMENTS["cifar100"]})
+    assert main(["reproduce"]) == 0
+    assert "next:" not in capsys.readouterr().out
+    assert main(["reproduce", "cifar100", "--dry-run"]) == 0
+    assert "next: maxgain reproduce cifar100" in capsys.readouterr().out, "whoever asks for it may have the data"
 
 
 def test_a_search_goes_on_on_another_machine_that_has_the_records(tmp_path, capsys):

@@ -90,10 +90,11 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     elif options.name is None:
         screen.show(_overview(states))
     files = [] if options.dry_run else build(options.results, options.document)
-    left = {name: state for name, state in states.items() if not state.is_complete}
+    possible = {name for name, state in states.items() if state.experiment.obtainable or name == options.name}
+    left = [name for name, state in states.items() if name in possible and not state.is_complete]
     moved = [name for name in PLACES if getattr(options, name) != getattr(Options, name)]
     same = [word for name in moved for word in (f"--{name}", getattr(options, name))]
-    steps = {typed("reproduce", name, *same): "goes on with what is missing" for name in list(left)[:1]}
+    steps = {typed("reproduce", name, *same): "goes on with what is missing" for name in left[:1]}
     screen.end(files[:1], steps)
     return {"experiments": [_content(state) for state in states.values()], "written": [str(file) for file in files]}
 
@@ -154,7 +155,7 @@ def _tell(state: State, at_once: int, screen: Screen) -> None:
         if jobs:
             screen.show(f"  {title}: {estimate.in_words(jobs, runs, at_once)}")
         for job in jobs:
-            is_open = title == "final" and state.final is None and job.row in state.curves
+            is_open = title == "final" and job.row in state.searching
             fold = "" if job.recipe.fold is None else f"fold {job.recipe.fold}, "
             named = f"{job.row}, {fold}seed {job.recipe.seed}, its numbers still to be chosen" if is_open else job.name
             screen.show(f"    {named}")

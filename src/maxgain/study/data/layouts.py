@@ -210,7 +210,7 @@ class Folds(Source):
         parts = whole[:validation], whole[validation:test], whole[test:]
         note = ""
         if size != self.fold_size:
-            note = f"{where} is not {self.name} itself: folds of {size:,} images instead of {self.fold_size:,}"
+            note = f"{where.name} is not {self.name} itself: folds of {size:,} images instead of {self.fold_size:,}"
         return Dataset(self.name, *parts, self._classes(where), fold, self.folds, note)
 
     def problems(self, where: Path) -> list[str]:

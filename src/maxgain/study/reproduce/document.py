@@ -10,14 +10,16 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from ..comparing.comparison import Comparison, Contrast
+from ..comparing.jobs import Job
+from ..comparing.records import Record
 from ..comparing.sentences import in_words, p_value
 from ..comparing.statistics import Difference
 from ..comparing.tuning_rule import RULE
 from ..files import marked, write_bytes, write_text
 from ..report.figures import rendered
 from ..schema import score
-from ..wording import counted
-from . import figures, paper
+from ..wording import counted, listed, signed
+from . import figures, paper, readme
 from .claims import beside_paper, claims, mean, progress, published_difference
 from .experiments import EXPERIMENTS
 from .running import Recorded
@@ -33,21 +35,28 @@ PREFACE = """\
 The plan, [experiments/PLAN.md](experiments/PLAN.md), was written down before there was any score: which runs, which
 tests, which rules. Accuracies are in per cent, as mean ± standard error over seeds or folds, with how many runs of how
 many. The paper's numbers for CIFAR and SVHN are single runs. Differences are in points of accuracy, with intervals that
-hold together at 95 %; p-values are Holm-corrected within a table. *Established*: p < 0.05 in favour of the first row
-named; *reversed*: p < 0.05 against it; *equivalent*: the 90 % interval lies within ±0.5 points; otherwise
-*inconclusive*. Test scores of a table are looked at when all its runs are done."""
+hold together at 95 %; p-values are Holm-corrected within a table, where nothing else is said. *Established*: p < 0.05
+in favour of the first row named; *reversed*: p < 0.05 against it; *equivalent*: the 90 % interval lies within ±0.5
+points; otherwise *inconclusive*. Where runs failed, a verdict must also hold with them counted as guessing. Test scores
+of a table are looked at when all its runs are done."""
 
 
 def build(results: Path, document: Path) -> list[Path]:
-    """Write the document, and its figures into a folder of the results, and say what was written."""
+    """Write the document, its figures into a folder of the results, and the passage of a README beside it.
+
+    Returns what was written.
+    """
     recorded = Recorded.read(results)
     states = {name: look(experiment, recorded) for name, experiment in EXPERIMENTS.items()}
     pictures = results / "figures"
-    text, drawn = written(states, Path(os.path.relpath(str(pictures), str(document.parent))).as_posix())
+    linked = Path(os.path.relpath(str(pictures), str(document.parent))).as_posix()
+    text, drawn = written(states, linked)
     write_text(document, text, replace=document.is_file() and marked(document, ".md"))  # whatever it is called
     for name, draw in drawn.items():
         write_bytes(pictures / f"{name}.svg", rendered(draw(), "svg"))
-    return [document, *(pictures / f"{name}.svg" for name in drawn)]
+    beside = document.parent / "README.md"
+    told = readme.update(beside, readme.passage(states, document.name, linked))
+    return [document, *([beside] if told else []), *(pictures / f"{name}.svg" for name in drawn)]
 
 
 def written(states: Mapping[str, State], pictures: str) -> tuple[str, dict[str, Draw]]:
@@ -95,7 +104,7 @@ def _state_of(state: State) -> str:
     about = "".join(f" Note: {note}." for note in notes)
     return (
         f"State: {progress(state)}. The {counted(len(runs), 'recorded run')} took {took} on {devices}, added up one by "
-        f"one though several shared it.{about}"
+        f"one though several shared a device.{about}"
     )
 
 
@@ -127,10 +136,30 @@ def _rows_and_contrasts(state: State, show: Show) -> Iterator[str]:
     yield show(f"{experiment.name}-contrasts", forest, "Differences with their intervals and the region of equivalence")
     words = in_words(comparison)
     yield words.design
-    said = (f"{pair.first} : {pair.second}" for pair in comparison.contrasts)
-    yield _bullets(f"**{name}**: {text}." for name, text in zip(said, words.contrasts, strict=True))
-    if words.sampling or words.gaps:
-        yield _bullets((*words.sampling, *words.gaps))
+    yield _bullets(
+        f"**{_named(pair)}**: {text}." for pair, text in zip(comparison.contrasts, words.contrasts, strict=True)
+    )
+    yield from _sampling(comparison, words.sampling)
+    gaps = [sentence for sentence in words.gaps if not sentence.startswith("Note: ")]  # which the state tells
+    if gaps:
+        yield _bullets(gaps)
+
+
+def _sampling(comparison: Comparison, sentences: Sequence[str]) -> Iterator[str]:
+    """What other test images might have changed, and for which contrasts nobody can tell."""
+    if sentences:
+        yield (
+            "The tests above take the test images as they are. Drawn anew with the runs, with replacement, they show "
+            "how far a difference may be off because the test set is a sample too. No verdict rests on this."
+        )
+        yield _bullets(f"{sentence}." for sentence in sentences)
+    without = [_named(pair) for pair in comparison.contrasts if pair.bootstrap is None]
+    if without:
+        yield f"No such draws for {listed(without)}: it takes two pairs of runs whose predictions were kept."
+
+
+def _named(contrast: Contrast) -> str:
+    return f"{contrast.first} : {contrast.second}"
 
 
 def _row_table(comparison: Comparison, state: State) -> str:
@@ -139,31 +168,36 @@ def _row_table(comparison: Comparison, state: State) -> str:
     rows = []
     for row in comparison.rows:
         above = beside_paper(row, published)
-        beside = ("–" if above is None else f"{above:+.2f}",) if comparable else ()
-        rows.append((row.label, str(published.get(row.name, "–")), mean(row), *beside))
+        beside = ("–" if above is None else signed(above),) if comparable else ()
+        rows.append((state.label(row.name), str(published.get(row.name, "–")), mean(row), *beside))
     return _table(heads, rows)
 
 
 def _contrast_table(comparison: Comparison, state: State) -> str:
     other = "paired" if comparison.question.decide_by == "pooled" else "pooled"
-    heads = ("contrast", "the paper", "ours", "95 % together", "p (Holm)", f"p, {other}", "p, Welch", "verdict")
+    checks = (f"p (Holm), {other}", "p (alone), Welch")
+    heads = ("contrast", "the paper", "ours (pairs)", "90 % alone", "95 % together", "p (Holm)", *checks, "verdict")
     return _table(heads, [_contrast(contrast, state, other) for contrast in comparison.contrasts])
 
 
 def _contrast(contrast: Contrast, state: State, other: str) -> tuple[str, ...]:
     decided, theirs = contrast.decided, published_difference(state.experiment, contrast)
     second: Difference | None = getattr(contrast.analyses, other)
-    interval = None if decided is None else decided.simultaneous_interval
     return (
-        f"{contrast.first} : {contrast.second}",
-        "–" if theirs is None else f"{theirs:+.2f}",
-        "–" if decided is None else f"{100 * decided.mean:+.2f}",
-        "–" if interval is None else f"{100 * interval[0]:+.2f} to {100 * interval[1]:+.2f}",
+        _named(contrast),
+        "–" if theirs is None else signed(theirs),
+        f"{'–' if decided is None else signed(100 * decided.mean)} ({len(contrast.pairs)} of {contrast.planned})",
+        _interval(None if decided is None else decided.interval_90),
+        _interval(None if decided is None else decided.simultaneous_interval),
         p_value(None if decided is None else decided.adjusted_p),
         p_value(None if second is None else second.adjusted_p),
         p_value(None if contrast.welch is None else contrast.welch.p_value),
         contrast.verdict,
     )
+
+
+def _interval(ends: tuple[float, float] | None) -> str:
+    return "–" if ends is None else f"{signed(100 * ends[0])} to {signed(100 * ends[1])}"
 
 
 # Choices
@@ -175,7 +209,7 @@ def _choices(state: State, show: Show) -> Iterator[str]:
         return
     rule = f"Numbers are chosen on validation images: {RULE}."
     yield f"### How numbers were chosen\n\n{rule}"
-    yield _by_fold(state) if state.experiment.pairing.over == "fold" else _by_value(state)
+    yield from _by_fold(state) if state.experiment.pairing.over == "fold" else [_by_value(state)]
     yield show(
         f"{state.experiment.name}-tuning",
         partial(figures.choices, state),
@@ -186,25 +220,50 @@ def _choices(state: State, show: Show) -> Iterator[str]:
 def _by_value(state: State) -> str:
     rows = []
     for row, folds in state.curves.items():
-        tried = ", ".join(f"{value:g}: {_percent(score(run, 'validation_accuracy'))}" for value, run in folds[None])
-        won, leading = state.chosen(row), state.leading(row)
-        rows.append(
-            (
-                row,
-                tried or "–",
-                "not yet" + ("" if leading is None else f" ({leading:g} leads)") if won is None else f"{won:g}",
-            )
+        known, missing = dict(folds[None]), {*_numbers(state.tuning.missing, row)}
+        tried = ", ".join(
+            f"{value:g}: {_percent(score(known[value], 'validation_accuracy')) if value in known else 'failed'}"
+            for value in state.grid(row)
+            if value not in missing
         )
+        rows.append((row, tried or "–", _choice(state, row)))
     return _table(("row", "validation accuracy", "chosen"), rows)
 
 
-def _by_fold(state: State) -> str:
+def _numbers(jobs: Sequence[Job], row: str) -> list[float]:
+    return [value for job in jobs if job.row == row for value in job.chosen.values()]
+
+
+def _choice(state: State, row: str) -> str:
+    """The number that was chosen for a row, and why where accuracies do not tell; or why there is none."""
+    won, leading = state.chosen(row), state.leading(row)
+    if won is None:
+        lead = "" if leading is None else f" ({leading:g} leads)"
+        return f"not yet{lead}" if row in state.searching else "none, as all runs failed"
+    curve = dict(state.curves[row][None])
+    equals = {value: run for value, run in curve.items() if _accuracy(run) == _accuracy(curve[won])}
+    losses = [score(run, "validation_loss") for value, run in equals.items() if value != won]
+    tie = (
+        "" if not losses else ", smallest of equals" if score(curve[won], "validation_loss") in losses else ", by loss"
+    )
+    end = {state.grid(row)[0]: ", smallest tried", state.grid(row)[-1]: ", largest tried"}.get(won, "")
+    return f"{won:g}{tie}{end}"
+
+
+def _accuracy(run: Record) -> float | None:
+    return score(run, "validation_accuracy")
+
+
+def _by_fold(state: State) -> Iterator[str]:
     units = state.experiment.pairing.units
-    rows = [
-        (row, *(_text(state.chosen(row, fold) or state.leading(row, fold)) for fold in units)) for row in state.curves
-    ]
+    won = {row: [state.chosen(row, fold) or state.leading(row, fold) for fold in units] for row in state.curves}
     chosen = "chosen" if state.final is not None else "leading so far"
-    return _table((f"{chosen} on fold", *map(str, units)), rows)
+    yield _table((f"{chosen} on fold", *map(str, units)), [(row, *map(_text, values)) for row, values in won.items()])
+    at_ends = {row: sum(value in (state.grid(row, units[0])[0], state.grid(row, units[0])[-1]) for value in values)
+               for row, values in won.items()}  # fmt: skip
+    if state.final is not None and any(at_ends.values()):
+        counts = listed(f"{row} on {count} of {len(units)} folds" for row, count in at_ends.items() if count)
+        yield f"An end of what was tried was chosen for {counts}: a better number may lie outside."
 
 
 def _text(value: float | None) -> str:
@@ -230,6 +289,8 @@ def _gains(state: State, show: Show) -> Iterator[str]:
             continue
         bound = paper.GAINS_GAMMA if name == "maxgain" else None
         figure = partial(figures.boxes, known, theirs, bound, row)
+        count = counted(state.done_of(row), "run")
+        yield f"`{row}`, the mean of {count} for every number, medians and largest gains alike; the paper has one run."
         yield show(f"gains-{name}", figure, f"Gains by layer of {row}, ours beside the paper's")
         heads = ("layer", *(f"{part} {what}" for part in known for what in ("median", "paper's", "largest", "paper's")))
         yield _table(
@@ -256,7 +317,7 @@ def _gamma_curve(state: State, show: Show) -> Iterator[str]:
     yield show("gamma-curve", partial(figures.gamma_curve, curve, paper.GAMMA_CURVE), "Accuracy and log loss against γ")
     names = ("train_accuracy", "validation_accuracy", "train_loss", "validation_loss")
     yield _table(
-        ("γ", *(name.replace("_", " ") for name in names)),
+        ("γ", *(f"{name.replace('_', ' ')}, {'%' if 'accuracy' in name else 'nats'}" for name in names)),
         [
             (
                 f"{value:g}",

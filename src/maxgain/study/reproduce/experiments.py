@@ -208,7 +208,6 @@ EXPERIMENTS = {
             contrasts=("matched",),
             published=paper.CIFAR100,
             obtainable=False,
-            remarks=("The data could not be had where these records were made.",),
         ),
     )
 }

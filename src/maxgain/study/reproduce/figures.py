@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
@@ -25,22 +26,26 @@ def rows(comparison: Comparison, published: paper.Table) -> Figure:
     figure, panel = _panel(7.6, 1.3 + 0.34 * len(names))
     for unit in comparison.question.units:
         points = [(100 * row.scores[unit], at) for at, row in enumerate(comparison.rows) if unit in row.scores]
-        panel.plot(*zip(*points, strict=True), color=OURS, linewidth=0.5, alpha=0.35, zorder=1)
-        panel.plot(*zip(*points, strict=True), "o", color=OURS, markersize=3.5, alpha=0.6, zorder=2)
+        if points:
+            panel.plot(*zip(*points, strict=True), color=OURS, linewidth=0.5, alpha=0.35, zorder=1)
+            panel.plot(*zip(*points, strict=True), "o", color=OURS, markersize=3.5, alpha=0.6, zorder=2)
     means = [(100 * row.summary.mean, at) for at, row in enumerate(comparison.rows) if row.summary]
-    panel.plot(*zip(*means, strict=True), "|", color=OURS, markersize=15, markeredgewidth=2, zorder=3, label="our mean")
+    if means:
+        panel.plot(
+            *zip(*means, strict=True), "|", color=OURS, markersize=15, markeredgewidth=2, zorder=3, label="our mean"
+        )
     theirs = [(published[name].accuracy, at) for at, name in enumerate(names) if name in published]
     if theirs:
         panel.plot(*zip(*theirs, strict=True), "D", color=THEIRS, markersize=5, zorder=4, label="the paper")
     panel.set_yticks(range(len(names)), names)
-    panel.invert_yaxis()
+    panel.set_ylim(len(names) - 0.5, -0.5)
     panel.set_xlabel(f"test accuracy, %; a dot per {comparison.question.over}")
     _legend(figure, panel)
     return figure
 
 
 def contrasts(comparison: Comparison, published: paper.Table) -> Figure:
-    """Every contrast with its simultaneous interval, the region of equivalence, and the paper's difference."""
+    """Every contrast with its intervals, the region of equivalence that the narrow one is for, and the paper's."""
     names = [f"{contrast.first} : {contrast.second}" for contrast in comparison.contrasts]
     figure, panel = _panel(7.6, 1.3 + 0.36 * len(names))
     rope = 100 * (comparison.question.rope or 0)
@@ -48,19 +53,19 @@ def contrasts(comparison: Comparison, published: paper.Table) -> Figure:
     panel.axvline(0, color=GREY, linewidth=0.8)
     for at, contrast in enumerate(comparison.contrasts):
         decided = contrast.decided
-        if decided is None:
-            continue
-        interval = decided.simultaneous_interval or decided.interval
-        if interval is not None:
-            panel.plot([100 * end for end in interval], [at, at], color=OURS, linewidth=2)
-        panel.plot([100 * decided.mean], [at], "o", color=OURS, markersize=6, label="" if at else "ours, 95 % together")
+        if decided is not None:
+            ends = ((decided.simultaneous_interval, 1.2, "95 % together"), (decided.interval_90, 3.5, "90 % alone"))
+            for interval, width, label in ends:
+                if interval is not None:
+                    panel.plot([100 * end for end in interval], [at, at], color=OURS, linewidth=width, label=label)
+            panel.plot([100 * decided.mean], [at], "o", color=OURS, markersize=6, label="ours")
         if contrast.first in published and contrast.second in published:
             difference = published[contrast.first].accuracy - published[contrast.second].accuracy
-            panel.plot([difference], [at], "D", color=THEIRS, markersize=5, label="" if at else "the paper")
+            panel.plot([difference], [at], "D", color=THEIRS, markersize=5, label="the paper")
     panel.set_yticks(range(len(names)), names)
     panel.set_ylim(len(names) - 0.5, -0.5)
     panel.set_xlabel("difference of test accuracies, points")
-    _legend(figure, panel)
+    _legend(figure, panel, columns=5)
     return figure
 
 
@@ -74,7 +79,7 @@ def boxes(
         _boxes(panel, ours[part], -0.19, OURS)
         _boxes(panel, theirs[part], 0.19, THEIRS)
         if bound is not None:
-            panel.axhline(bound, color=GREY, linestyle="--", linewidth=0.8)
+            panel.axhline(bound, color=GREY, linestyle="--", linewidth=0.8, label=f"γ = {bound:g}")
         panel.set_title(f"{title}, {part} set", loc="left", fontsize=10)
         panel.set_ylabel("gain ‖Wx‖ / ‖x‖")
         panel.set_ylim(bottom=0)
@@ -82,8 +87,12 @@ def boxes(
     panels[-1].set_xticks(range(1, len(next(iter(ours.values()))) + 1))
     panels[-1].set_xticklabels(range(1, len(next(iter(ours.values()))) + 1))
     panels[-1].set_xlabel("layer, from the input on")
-    kinds = [Patch(color=OURS, alpha=0.5, label="ours"), Patch(color=THEIRS, alpha=0.5, label="the paper")]
-    figure.legend(handles=kinds, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    kinds = [
+        Patch(color=OURS, alpha=0.5, label="ours, on the left"),
+        Patch(color=THEIRS, alpha=0.5, label="the paper, on the right"),
+    ]
+    bounds, _ = panels[-1].get_legend_handles_labels()
+    figure.legend(handles=[*kinds, *bounds], loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure
 
 
@@ -128,11 +137,11 @@ def choices(state: State) -> Figure:
         _plain(panel)
         panel.set_xscale("log")
         ticks = sorted({value for folds in state.curves.values() for curve in folds.values() for value, _ in curve})
-        panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        panel.set_xticks(ticks, _uncrowded(ticks))
         panel.minorticks_off()
         panel.set_xlabel(" or ".join(symbols) + "; a ring marks what was chosen")
         panel.set_title(title, loc="left", fontsize=10)
-    _legend(figure, panels[0], columns=3)
+    _legend(figure, panels[0], columns=4)
     return figure
 
 
@@ -152,6 +161,16 @@ def gamma_curve(curve: Curve, published: paper.Curve) -> Figure:
         _plain(panel)
     _legend(figure, panel, columns=4)
     return figure
+
+
+def _uncrowded(ticks: Sequence[float]) -> list[str]:
+    """The ticks of a logarithmic axis as text, without those that would run into the one before."""
+    texts, last = [], 0.0
+    for tick in ticks:
+        has_room = not last or math.log(tick / last) > 0.05 * math.log(ticks[-1] / ticks[0])
+        texts.append(f"{tick:g}" if has_room else "")
+        last = tick if has_room else last
+    return texts
 
 
 def _values(curve: Curve, name: str, unit: float) -> tuple[list[float], list[float]]:
@@ -183,5 +202,8 @@ def _plain(panel: Axes) -> None:
 
 
 def _legend(figure: Figure, panel: Axes, columns: int = 3) -> None:
-    handles, labels = panel.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+    """Below the panel, what is drawn in it, each kind once."""
+    by_label = {label: handle for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    figure.legend(
+        by_label.values(), by_label.keys(), loc="outside lower center", ncols=columns, frameon=False, fontsize=9
+    )

@@ -79,8 +79,9 @@ def tuning_stage(experiment: Experiment, known: Records, identify: Identify) -> 
 
 
 def final_stage(experiment: Experiment, tuning: Stage, known: Records, identify: Identify) -> Stage:
-    """The runs of the table, with the numbers that were chosen."""
-    jobs = many.tuned(experiment.final(), tuning.jobs, tuning.known)
+    """The runs of the table, with the numbers that were chosen; without those of rows whose search is not over."""
+    searching = {job.row for job in tuning.missing}
+    jobs = many.tuned([job for job in experiment.final() if job.row not in searching], tuning.jobs, tuning.known)
     return Stage("final", tuple(identify(jobs)), known)
 
 

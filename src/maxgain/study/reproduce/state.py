@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ from ..comparing.comparison import Comparison, compare
 from ..comparing.jobs import Job
 from ..comparing.records import Record
 from ..comparing.tuning_rule import best
+from ..wording import listed
 from .experiments import Experiment
 from .paper import Box
 from .running import Recorded, Stage, by_records, final_stage, tuning_stage
@@ -27,10 +28,18 @@ class State:
 
     experiment: Experiment
     tuning: Stage
-    final: Stage | None
-    """None until every number is chosen: before that, nobody knows which runs there are."""
     certain: Stage
-    """Those of the final runs that have no number to choose."""
+    """Those of the final runs whose numbers are known: they have none to choose, or their row's search is over."""
+
+    @property
+    def searching(self) -> set[str]:
+        """The rows whose numbers are not chosen yet."""
+        return {job.row for job in self.tuning.missing}
+
+    @property
+    def final(self) -> Stage | None:
+        """All final runs; None until every number is chosen: before that, nobody knows which runs there are."""
+        return None if self.tuning.missing else self.certain
 
     @property
     def planned(self) -> int:
@@ -40,13 +49,11 @@ class State:
     @property
     def left(self) -> list[Job]:
         """The final runs that are still to be trained, those with numbers to choose at the end while these are open."""
-        if self.final is not None:
-            return self.final.missing
-        return [*self.certain.missing, *(job for job in self.experiment.final() if job.row in self.curves)]
+        return [*self.certain.missing, *(job for job in self.experiment.final() if job.row in self.searching)]
 
     def done_of(self, row: str) -> int:
         """How many final runs of a row have a result."""
-        return len((self.final or self.certain).by_row.get(row, ()))
+        return len(self.certain.by_row.get(row, ()))
 
     @property
     def done(self) -> int:
@@ -56,21 +63,21 @@ class State:
     @property
     def is_complete(self) -> bool:
         """Whether nothing is left to run: every run has a result, or failed as often as it is tried."""
-        return self.final is not None and not self.tuning.missing and not self.final.missing
+        return not self.tuning.missing and not self.certain.missing
 
     @cached_property
     def runs(self) -> tuple[Record, ...]:
         """The records of the final runs."""
-        return () if self.final is None else self.final.recorded
+        return self.certain.recorded
 
     @cached_property
     def comparison(self) -> Comparison | None:
         """What the records answer; None until all runs are done, so that nobody looks at test scores before that."""
-        if self.final is None or not self.is_complete or not self.final.jobs:
+        if not self.is_complete or not self.certain.jobs:
             return None
         images = next((run["validation_images"] for run in self.tuning.recorded), None)
-        known = self.final.known
-        return compare(self.experiment.question(self.final.jobs, images), known, known.correct)
+        known = self.certain.known
+        return compare(self.experiment.question(self.certain.jobs, images), known, known.correct)
 
     @cached_property
     def curves(self) -> dict[str, dict[int | None, Curve]]:
@@ -88,10 +95,20 @@ class State:
         }
 
     def chosen(self, row: str, fold: int | None = None) -> float | None:
-        """The number that was chosen for a row; None until all that are to be tried have been."""
-        jobs: Sequence[Job] = () if self.final is None else self.final.jobs
-        found = (job.chosen for job in jobs if job.row == row and job.recipe.fold == fold)
+        """The number that was chosen for a row; None until all that are to be tried have been, or if all failed."""
+        found = (job.chosen for job in self.certain.jobs if job.row == row and job.recipe.fold == fold)
         return next((value for numbers in found for value in numbers.values()), None)
+
+    def label(self, row: str) -> str:
+        """A row's name, with the number that was chosen for it where that is the same in all its runs."""
+        points = {tuple(job.chosen.items()) for job in self.certain.jobs if job.row == row}
+        numbers = dict(points.pop()) if len(points) == 1 else {}
+        return "+".join(f"{part}={numbers[part]:g}" if part in numbers else part for part in row.split("+"))
+
+    def grid(self, row: str, fold: int | None = None) -> tuple[float, ...]:
+        """The numbers that are tried for a row, the smallest first."""
+        jobs = (job for job in self.tuning.jobs if job.row == row and job.recipe.fold == fold)
+        return tuple(sorted(value for job in jobs for value in job.chosen.values()))
 
     def leading(self, row: str, fold: int | None = None) -> float | None:
         """The number that would be chosen if the search ended now."""
@@ -104,7 +121,7 @@ class State:
 
     def gains(self, row: str, part: str) -> tuple[Box, ...] | None:
         """The quantiles of the gains in each layer, from the input on, averaged over the runs of a row."""
-        runs = [] if self.final is None else self.final.by_row[row]
+        runs = self.certain.by_row.get(row)
         if not runs:
             return None
         boxes = np.array([list(run["gain_quantiles"][part].values()) for run in runs], dtype=float).mean(axis=0)
@@ -114,11 +131,7 @@ class State:
 def look(experiment: Experiment, recorded: Recorded) -> State:
     """The state of an experiment, by what is recorded."""
     tuning = tuning_stage(experiment, recorded.tuning, by_records(recorded.tuning))
-    known, identify = recorded.final, by_records(recorded.final)
-    chosen = {job.row for job in tuning.jobs}
-    certain = Stage("final", tuple(identify([job for job in experiment.final() if job.row not in chosen])), known)
-    final = None if tuning.missing else final_stage(experiment, tuning, known, identify)
-    return State(experiment, tuning, final, certain)
+    return State(experiment, tuning, final_stage(experiment, tuning, recorded.final, by_records(recorded.final)))
 
 
 def deviation(ours: Sequence[Box], published: Sequence[Box]) -> float:
@@ -128,5 +141,5 @@ def deviation(ours: Sequence[Box], published: Sequence[Box]) -> float:
 
 def device_and_hours(runs: Sequence[Record]) -> tuple[str, float]:
     """What runs were trained on, and how long, in hours; runs that shared a GPU are counted one by one."""
-    devices: Mapping[str, None] = dict.fromkeys(run["device"] for run in runs)
-    return ", ".join(devices), sum(run["seconds"] for run in runs) / 3600
+    devices = sorted({run["device"] for run in runs})
+    return listed(devices), sum(run["seconds"] for run in runs) / 3600
