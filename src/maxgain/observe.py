@@ -87,6 +87,7 @@ class Hook(torch_quirks.ForwardHook):
         self._handle.remove()
         torch_quirks.hide_hooks_from_compiler(self.layer.module)
 
+    @torch_quirks.only_as_a_part
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Tensor | None:
         """Torch calls this after the layer's forward, with keyword arguments and output, or with the output alone.
 
@@ -96,11 +97,12 @@ class Hook(torch_quirks.ForwardHook):
         x: Any = args[0] if args else kwargs.get(self.first)
         output = rest[-1]
         if torch.compiler.is_compiling():
-            if torch_quirks.is_exporting():
+            if torch_quirks.is_exporting() or torch_quirks.is_transformed():
                 return None
             if (reason := _misfit(self.layer, x, output)) is not None:
                 raise UnsupportedLayerError(refusal(self.layer, "measured", reason))
-            onward = torch_quirks.set_apart(output) if module.training and type(output) is Tensor else None
+            keeps = module.training and type(output) is Tensor and output.requires_grad
+            onward = torch_quirks.set_apart(output) if keeps else None
             self.observe(x, output)
             return onward
         if self.note is not None:

@@ -124,6 +124,20 @@ def undisturbed(module: nn.Module, device: torch.device) -> Iterator[None]:
 # --- Compiling and capturing ------------------------------------------------------------------------------------------
 
 
+def only_as_a_part(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have torch.compile read a function where compiled code calls it, and leave it alone everywhere else.
+
+    Behind a graph break hooks are called by code that is not compiled. torch.compile would then compile them by
+    themselves, anew for each layer until it gives up, and say so. As ``torch._dynamo.eval_frame.skip_code`` does, for
+    what the function calls as well, and without the seconds that importing it takes. Seen on torch 2.13. Guarded
+    by tests/promises/test_compile.py.
+    """
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    return function
+
+
 def is_exporting() -> bool:
     """Whether torch.export is tracing the model, whose program must not contain our measuring.
 
@@ -153,6 +167,16 @@ def is_simulated(x: Tensor) -> bool:
         or getattr(x, "is_meta", False)
         or (type(x) is not Tensor and type(x).__name__ in ("FakeTensor", "Proxy"))
     )
+
+
+def is_transformed() -> bool:
+    """Whether compiled code applies ``torch.func`` to a forward, which it does not simulate otherwise.
+
+    torch.compile takes the None of an empty stack to be something else than None, but knows its type. Seen on torch
+    2.13. Guarded by tests/promises/test_transforms.py.
+    """
+    functorch = torch._C._functorch
+    return isinstance(functorch.peek_interpreter_stack(), functorch.CInterpreter)
 
 
 def set_apart(output: Tensor) -> Tensor:

@@ -107,6 +107,57 @@ def test_promise_12_a_compiled_forward_keeps_no_more_for_the_backward_than_witho
     assert 0 < kept_for_backward(layers(), constrained=True) <= without
 
 
+class Momentum(nn.Module):
+    """Adds to what it computed without gradients, in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.slow, self.fast = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            out: Tensor = self.slow(x)
+        out += self.fast(x)
+        return out.relu_()
+
+
+def test_promise_12_what_a_compiled_layer_returns_without_gradients_may_be_changed_in_place() -> None:
+    model, plain, x = Momentum(), Momentum(), torch.randn(4, 6)
+    constraint, expected = MaxGain(model), MaxGain(plain)
+    compiled = torch.compile(model, fullgraph=True, backend=TRACE_ONLY)
+    torch.testing.assert_close(compiled(x), plain(x))
+    assert constraint.gains == pytest.approx(expected.gains, rel=1e-5)
+
+
+class Broken(nn.Module):
+    """What is called in its loop is not compiled as a part of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).relu_()
+            torch._dynamo.graph_break()
+        return x
+
+
+def test_promise_12_hooks_are_not_compiled_by_themselves_behind_a_graph_break() -> None:
+    model, plain, x = Broken(), Broken(), torch.randn(4, 6)
+    constraint, expected, seen = MaxGain(model), MaxGain(plain), list[str]()
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        seen.append(graph.code)
+        return graph
+
+    torch.testing.assert_close(torch.compile(model, backend=backend)(x), plain(x))
+    assert constraint.gains == pytest.approx(expected.gains, rel=1e-5)
+    assert not [code for code in seen if "maxgain" in code], "as often as there are layers, until torch gives up"
+
+
 def test_promise_12_the_constraint_may_be_made_of_the_compiled_model_itself() -> None:
     model = net()
     compiled = torch.compile(model, fullgraph=True, backend=TRACE_ONLY)

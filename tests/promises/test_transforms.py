@@ -87,6 +87,17 @@ def test_promise_12_a_transform_of_a_watched_model_is_that_of_the_plain_one(name
     assert all(gain > 0 for gain in constraint.gains.values()), "and afterwards it measures as before"
 
 
+@pytest.mark.parametrize("name", ["grad", "per-sample gradients", "vmap", "jacrev", "jvp"])
+def test_promise_12_nor_is_anything_measured_where_a_transform_is_compiled(name: str) -> None:
+    torch.compiler.reset()
+    model = net()
+    constraint = MaxGain(model, math.inf)
+    result = torch.compile(lambda: TRANSFORMS[name](model), fullgraph=True, backend="eager")()
+    for one, other in zip(flat(result), flat(TRANSFORMS[name](net())), strict=True):
+        torch.testing.assert_close(one, other)
+    assert all(math.isnan(gain) for gain in constraint.gains.values())
+
+
 def test_a_model_that_is_watched_cannot_be_scripted_and_says_so() -> None:
     model = net()
     constraint = MaxGain(model)
