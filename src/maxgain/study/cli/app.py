@@ -1,7 +1,7 @@
 """The command line: ``maxgain COMMAND ...``.
 
 Exit codes: 0 done; 1 a bug, with a traceback; 2 something is wrong with what was asked for, said in one sentence;
-130 stopped by Ctrl-C, with everything saved (143 by SIGTERM, 129 by SIGHUP).
+130 stopped by Ctrl-C, with everything saved (143 by SIGTERM, 129 by SIGHUP); 141 whoever read its output has gone.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib
 import io
 import json
 import shlex
+import signal
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from ..recipes import RECIPES
 from ..runs import Interrupted
 from ..wording import unknown
 from . import flags
-from .terminal import Screen, complain
+from .terminal import Screen, complain, discard, flush
 
 # One row per command: what it does in a few words, and whether it works on a recipe, named first.
 COMMANDS: dict[str, tuple[str, bool]] = {
@@ -57,6 +58,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows no × gets a question mark, not a traceback
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(errors="backslashreplace")  # the name of a file may be no text
+    try:
+        code = _answer(arguments)
+        flush()
+        return code
+    except BrokenPipeError:  # the reader of our output has gone, as in `maxgain ... | head`
+        discard(sys.stdout)
+        return 128 + signal.SIGPIPE
+    except OSError as error:  # output cannot be written, as on a disk that is full
+        discard(sys.stdout)
+        complain(f"maxgain: {error.strerror or error}.")
+        return 2
+
+
+def _answer(arguments: list[str]) -> int:
+    """Runs a command; what is wrong is said in a sentence."""
     stop = partial(_stop, for_machines="--json" in arguments)
     goes_on = partial(_how_to_go_on, arguments)
     # Of several ranks the first answers a signal; the others end with it.
@@ -68,9 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return stop(signals.exit_code(), f"stopped{goes_on()}.")
     except MaxGainError as error:
         return stop(2, str(error))
-    except BrokenPipeError:  # the reader of our output has gone, as in `maxgain ... | head`
-        sys.stderr.close()
-        return 0
+    except BrokenPipeError:
+        raise
     except (MemoryError, RuntimeError) as error:
         return stop(2, str(memory.explained(error)))
     except OSError as error:
@@ -92,7 +107,11 @@ def _stop(code: int, sentence: str, *, for_machines: bool) -> int:
         return code
     complain(f"maxgain: {sentence}")
     if for_machines:
-        sys.stdout.write(json.dumps({"error": sentence, "exit_code": code}) + "\n")
+        try:
+            sys.stdout.write(json.dumps({"error": sentence, "exit_code": code}) + "\n")
+            flush()
+        except OSError:  # which may be what the sentence is about
+            discard(sys.stdout)
     return code
 
 
@@ -113,6 +132,7 @@ def _run(arguments: list[str]) -> int:
         options = _parsed(name, command, rest)
     except SystemExit:  # help was asked for and shown
         sys.stdout.write(_examples(command.EXAMPLES))
+        flush()
         raise
     screen = Screen(for_machines=options.json, silent=HERE.rank > 0)
     screen.finish(command.run(options, screen))

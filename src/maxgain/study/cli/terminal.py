@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -45,7 +46,7 @@ class Screen:
 
     def __init__(self, *, for_machines: bool = False, silent: bool = False) -> None:
         # Paths may hold brackets and colons, which are no markup; a file or a pipe has no width to fit tables into.
-        self.console = Console(quiet=for_machines or silent, markup=False, emoji=False)
+        self.console = _Output(quiet=for_machines or silent, markup=False, emoji=False)
         if not self.console.is_terminal:
             self.console.width = WIDTH_OF_A_FILE
         self.for_machines = for_machines
@@ -92,10 +93,35 @@ def typed(*words: object) -> str:
     return shlex.join(["maxgain", *map(str, words)])
 
 
+class _Output(Console):
+    """A console that leaves it to the command line what to do when nobody reads any longer: rich would exit with 1."""
+
+    def on_broken_pipe(self) -> None:
+        """Called while the error is handled."""
+        raise
+
+
 def complain(text: str) -> None:
-    """Writes to standard error, wrapped at words where that is a terminal."""
+    """Writes to standard error, wrapped at words where that is a terminal; where nobody can hear it, it is lost."""
+    if sys.stderr is None:  # it was closed from the beginning
+        return
     error = Console(stderr=True)
-    sys.stderr.write((wrapped(text, error.width) if error.is_terminal else text) + "\n")
+    try:
+        sys.stderr.write((wrapped(text, error.width) if error.is_terminal else text) + "\n")
+    except OSError:
+        discard(sys.stderr)
+
+
+def flush() -> None:
+    """Writes what is still to be written: here a failure can be answered, and when Python ends it cannot."""
+    if sys.stdout is not None:  # it was closed from the beginning
+        sys.stdout.flush()
+
+
+def discard(stream: TextIO) -> None:
+    """Lets a stream that cannot be written lead nowhere, or Python would try once more when it ends."""
+    with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:  # a test's stream has no number
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def wrapped(text: str, width: int) -> str:
