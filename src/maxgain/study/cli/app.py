@@ -58,34 +58,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows no × gets a question mark, not a traceback
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(errors="backslashreplace")  # the name of a file may be no text
-    try:
-        code = _answer(arguments)
-        flush()
-        return code
-    except BrokenPipeError:  # the reader of our output has gone, as in `maxgain ... | head`
-        discard(sys.stdout)
-        return 128 + signal.SIGPIPE
-    except OSError as error:  # output cannot be written, as on a disk that is full
-        discard(sys.stdout)
-        complain(f"maxgain: {error.strerror or error}.")
-        return 2
-
-
-def _answer(arguments: list[str]) -> int:
-    """Runs a command; what is wrong is said in a sentence."""
     stop = partial(_stop, for_machines="--json" in arguments)
     goes_on = partial(_how_to_go_on, arguments)
     # Of several ranks the first answers a signal; the others end with it.
     listening = signals.listening(lambda: f"stopped at once{goes_on()}.") if HERE.rank == 0 else nullcontext()
     try:
         with listening, _plain_warnings():
-            return _run(arguments)
+            code = _run(arguments)
+            flush()
+            return code
     except (Interrupted, KeyboardInterrupt):
         return stop(signals.exit_code(), f"stopped{goes_on()}.")
     except MaxGainError as error:
         return stop(2, str(error))
-    except BrokenPipeError:
-        raise
+    except BrokenPipeError:  # the reader of our output has gone, as in `maxgain ... | head`
+        discard(sys.stdout)
+        return 128 + signal.SIGPIPE
     except (MemoryError, RuntimeError) as error:
         return stop(2, str(memory.explained(error)))
     except OSError as error:
@@ -106,12 +94,12 @@ def _stop(code: int, sentence: str, *, for_machines: bool) -> int:
     if HERE.rank > 0:
         return code
     complain(f"maxgain: {sentence}")
-    if for_machines:
-        try:
+    try:
+        if for_machines:
             sys.stdout.write(json.dumps({"error": sentence, "exit_code": code}) + "\n")
-            flush()
-        except OSError:  # which may be what the sentence is about
-            discard(sys.stdout)
+        flush()
+    except OSError:  # which may be what the sentence is about
+        discard(sys.stdout)
     return code
 
 
