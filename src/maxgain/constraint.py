@@ -122,7 +122,9 @@ class Constraint(ABC):
         if not self._optimizers:
             self._watch()
         torch_quirks.after_scaler_step(optimizer, self._drop)
-        self._optimizers[optimizer] = optimizer.register_step_post_hook(self._after_step)
+        # A compiled step leaves this as it is: it counts on the host, and would be compiled anew for each count.
+        after_step = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
+        self._optimizers[optimizer] = optimizer.register_step_post_hook(after_step)
         self._missed.follow(optimizer, self._hooks[0] if self._hooks else None)
         return self
 

@@ -21,10 +21,14 @@ pytestmark = [  # what torch says to itself while it compiles
 TRACE_ONLY = "aot_eager"
 
 
-@pytest.fixture(autouse=True)
-def _forget_compiled_code() -> Iterator[None]:
+def _reset() -> None:
     torch._dynamo.reset()
     counters.clear()
+
+
+@pytest.fixture(autouse=True)
+def _forget_compiled_code() -> Iterator[None]:
+    _reset()
     yield
     torch._dynamo.reset()
 
@@ -174,6 +178,26 @@ def test_promise_12_a_model_may_be_compiled_in_place_or_in_parts() -> None:
     expected = train(plain, plain)
     assert_same_training(train(whole, whole), expected)
     assert_same_training(train(parts, parts), expected)
+
+
+def test_promise_12_a_compiled_step_of_the_optimiser_projects_and_is_not_compiled_again_for_it() -> None:
+    def trained(*, gamma: float | None, compiled: bool) -> Tensor:
+        model = net()
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
+        if gamma is not None:
+            MaxGain(model, gamma=gamma).attach(optimiser)
+        step = torch.compile(optimiser.step, backend="eager") if compiled else optimiser.step
+        for seed in range(4):
+            inputs = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
+            model(inputs).square().mean().backward()
+            step()
+        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+    trained(gamma=None, compiled=True)
+    graphs = counters["stats"]["unique_graphs"]
+    _reset()
+    torch.testing.assert_close(trained(gamma=0.4, compiled=True), trained(gamma=0.4, compiled=False))
+    assert counters["stats"]["unique_graphs"] == graphs > 0
 
 
 def test_promise_12_sizes_modes_and_pauses_do_not_compile_for_ever() -> None:

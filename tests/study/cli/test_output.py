@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+
 def ended(words: str, *, buffered: bool, out: int = subprocess.PIPE, err: int = subprocess.PIPE) -> tuple[int, bytes]:
     """The exit code of a command, and what it says to people, in a process of its own."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

@@ -1,6 +1,7 @@
 """What people see: words that wrap at words, what to type next, and bars that tell how far many runs are."""
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -97,3 +98,7 @@ def test_bars_that_are_really_drawn_follow_the_runs_from_the_first_moment(tmp_pa
         bars.refresh()
     assert "2/4 epochs" in shown.getvalue()
     assert "1/2 runs" in shown.getvalue()
+
+
+def test_a_folder_whose_name_begins_with_a_dash_is_typed_so_that_it_is_no_flag() -> None:
+    assert typed("report", Path("-x"), "--out", Path("-x/a page")) == "maxgain report ./-x --out './-x/a page'"

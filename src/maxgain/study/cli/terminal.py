@@ -89,8 +89,9 @@ class Screen:
 
 
 def typed(*words: object) -> str:
-    """A maxgain command as it is typed in a shell."""
-    return shlex.join(["maxgain", *map(str, words)])
+    """A maxgain command as it is typed in a shell; a path that begins with a dash is told from a flag."""
+    paths = {word for word in words if isinstance(word, Path) and str(word).startswith("-")}
+    return shlex.join(["maxgain", *(f"./{word}" if word in paths else str(word) for word in words)])
 
 
 class _Output(Console):
