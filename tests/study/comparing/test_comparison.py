@@ -304,6 +304,15 @@ def test_a_negligible_difference_can_be_established_and_equivalent_at_once():
     assert told(comparison).outcome == "Equivalent within ±0.5 points: maxgain and none."
 
 
+def test_an_interval_inside_the_region_of_equivalence_is_not_rounded_to_its_end():
+    """±0.5 points, and an interval to 0.47: '+0.5' would say that it is not inside."""
+    close = {"none": NONE, "maxgain": [v + 0.0052 * (-1) ** i for i, v in enumerate(NONE)]}
+    comparison = answer(close, rope=0.005)
+    low, high = (100 * end for end in comparison.contrasts[0].decided.interval_90)
+    assert 0.45 < high < 0.5
+    assert f"(90 % interval {low:+.2f} to {high:+.2f})" in told(comparison).contrasts[0]
+
+
 # The test set's own sampling error
 
 

@@ -33,8 +33,9 @@ def test_a_dry_run_tells_how_long_by_what_runs_like_them_took(tmp_path, capsys):
     tune(EXPERIMENTS["cifar10"], tmp_path / "results")
     assert main(["reproduce", "cifar10", "--dry-run", "--per-gpu", "4"]) == 0
     # A run took 60 s of 140 epochs: 40 of them, four at a time, take 600 s.
-    assert "40 runs, about 10 minutes with 4 at a time, if they take as long as those recorded on Imaginary GPU" in (
-        capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert (
+        "40 runs, about 10 minutes of training with 4 at a time, if they take as long as those recorded on Ima" in said
     )
 
 
@@ -90,6 +91,9 @@ def test_an_experiment_with_nothing_missing_runs_nothing_and_needs_no_data(tmp_p
     lines = (results / "cifar10.jsonl").read_text()
     assert main(["reproduce", "cifar10", "--device", "cpu", "--data", str(tmp_path / "nowhere")]) == 0
     assert (results / "cifar10.jsonl").read_text() == lines
+    capsys.readouterr()
+    assert main(["reproduce", "cifar10", "--dry-run"]) == 0
+    assert "nothing is left to run" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [["cifar11"], ["cifar10", "--minutes", "0"], ["cifar10", "--per-gpu", "0"]])

@@ -55,7 +55,8 @@ class Options(Common):
     per_gpu: int = 4
     """runs at a time on one GPU; on a CPU, processes at a time"""
     minutes: float | None = None
-    """start no run that is not expected to end by then (default: run all)"""
+    """start no run that is not expected to end by then, by the longest so far; the first ones always start (default:
+    run all)"""
     dry_run: bool = False
     """tell what would run and how long it would take, and run and write nothing"""
     shard: str | None = None
@@ -151,6 +152,8 @@ def _tell(state: State, at_once: int, screen: Screen) -> None:
     """What would run, in its order, and how long that would take."""
     screen.show(f"{state.experiment.name}: {state.experiment.title}")
     runs = (*state.tuning.known.runs, *state.certain.known.runs)
+    if state.is_complete:
+        screen.show(f"  {estimate.in_words((), runs, at_once)}")
     for title, jobs in (("tuning", state.tuning.missing), ("final", state.left)):
         if jobs:
             screen.show(f"  {title}: {estimate.in_words(jobs, runs, at_once)}")

@@ -98,8 +98,8 @@ def _finding(comparison: Comparison, contrast: Contrast) -> str:
     if contrast.among_survivors == "equivalent":
         low, high = decided.interval_90 or (0.0, 0.0)
         return (
-            f"{first} differs from {second} by {points(decided.mean)} points, and by less than {_rope(comparison)} "
-            f"either way (90 % interval {points(low)} to {points(high)})"
+            f"{first} differs from {second} by {_inside(comparison, decided.mean)} points, and by less than "
+            f"{_rope(comparison)} either way (90 % interval {_inside(comparison, low)} to {_inside(comparison, high)})"
         )
     low, high = decided.simultaneous_interval or (0.0, 0.0)
     mean = points(decided.mean)
@@ -176,6 +176,13 @@ def _corrected(comparison: Comparison) -> str:
 
 def _rope(comparison: Comparison) -> str:
     return f"{100 * (comparison.question.rope or 0):g}"
+
+
+def _inside(comparison: Comparison, difference: float) -> str:
+    """A difference in points, to as many decimals as it takes not to round to the end of the region of equivalence."""
+    end = 100 * (comparison.question.rope or 0)
+    texts = (points(difference), *(f"{100 * difference:+.{decimals}f}" for decimals in range(2, 16)))
+    return next((text for text in texts if abs(float(text)) < end), texts[-1])
 
 
 # The whole

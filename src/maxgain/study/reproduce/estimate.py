@@ -28,6 +28,6 @@ def in_words(jobs: Sequence[Job], runs: Sequence[Record], at_once: int) -> str:
     recipes = {job.recipe.name for job in jobs}
     devices = dict.fromkeys(run["device"] for run in runs if run["recipe"] in recipes)
     return (
-        f"{counted(len(jobs), 'run')}, {duration(total / min(at_once, len(jobs)))} with {at_once} at a time, if they "
-        f"take as long as those recorded on {', '.join(devices)}"
+        f"{counted(len(jobs), 'run')}, {duration(total / min(at_once, len(jobs)))} of training with {at_once} at a "
+        f"time, if they take as long as those recorded on {', '.join(devices)}; starting and measuring come on top"
     )
