@@ -102,7 +102,8 @@ class Hook(torch_quirks.ForwardHook):
             if (reason := _misfit(self.layer, x, output)) is not None:
                 raise UnsupportedLayerError(refusal(self.layer, "measured", reason))
             keeps = module.training and type(output) is Tensor and output.requires_grad
-            onward = torch_quirks.set_apart(output) if keeps else None
+            is_sequence = x.dim() > 2 and self.layer.kind.instance_dims(module, x) == 1
+            onward = torch_quirks.set_apart(output) if keeps and is_sequence else None
             self.observe(x, output)
             return onward
         if self.note is not None:

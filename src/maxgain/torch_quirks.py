@@ -185,8 +185,9 @@ def set_apart(output: Tensor) -> Tensor:
     What is computed from a tensor after an operation that cannot be fused has read it, torch.compile keeps for the
     backward instead of computing it again. Measuring is such an operation: of every GELU behind a layer in bfloat16 the
     derivative was kept in float32. What is computed from a view that was made before is not affected. A single view
-    that changes nothing would be taken out again. Seen on torch 2.11 to 2.13. Guarded by
-    tests/promises/test_compile.py.
+    that changes nothing would be taken out again. This matters behind dense layers that are given sequences, whose
+    output is a view itself; behind convolutions it would cost gradients of residual networks a copy. Seen on torch 2.11
+    to 2.13. Guarded by tests/promises/test_compile.py.
     """
     return output.unsqueeze(0).squeeze(0)
 

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.compilers import nop
 from torch.utils.checkpoint import checkpoint
 
 from maxgain import MaxGain
@@ -160,6 +163,36 @@ def test_promise_12_hooks_are_not_compiled_by_themselves_behind_a_graph_break() 
     torch.testing.assert_close(torch.compile(model, backend=backend)(x), plain(x))
     assert constraint.gains == pytest.approx(expected.gains, rel=1e-5)
     assert not [code for code in seen if "maxgain" in code], "as often as there are layers, until torch gives up"
+
+
+class Residual(nn.Module):
+    """Two convolutions whose outputs are added, so that they get the same gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        added: Tensor = self.last(torch.relu(self.first(x) + self.second(x)))
+        return added
+
+
+def test_promise_12_the_compiled_backward_of_a_residual_network_is_the_one_without() -> None:
+    def backward_of(*, constrained: bool) -> list[str]:
+        torch._dynamo.reset()
+        model, seen = Residual(), list[str]()
+        if constrained:
+            MaxGain(model, gamma=2.0)
+
+        def look(graph: torch.fx.GraphModule, _: Any) -> Any:
+            seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+            return make_boxed_func(graph.forward)
+
+        compiled = torch.compile(model, backend=aot_autograd(fw_compiler=nop, bw_compiler=look))
+        compiled(torch.ones(2, 3, 8, 8)).sum().backward()
+        return seen
+
+    assert backward_of(constrained=True) == backward_of(constrained=False)
 
 
 def test_promise_12_the_constraint_may_be_made_of_the_compiled_model_itself() -> None:
