@@ -304,6 +304,12 @@ def test_choices_at_an_end_of_the_grid_are_counted_over_folds(tmp_path):
     assert "An end of what was tried was chosen for maxgain+batchnorm on 3 of 10 folds: a better number may" in text
 
 
+def test_a_gamma_curve_chooses_nothing_while_it_is_being_run(tmp_path):
+    job = EXPERIMENTS["gamma-curve"].tuning()[1]  # which is no run of the table's search
+    records.append(tmp_path / "results" / TUNING, record_of(job, has_test=False))
+    assert "State: 1 of 8 runs done." in section(made(tmp_path), "Figure 3")
+
+
 def test_a_gamma_curve_whose_losses_are_no_numbers_settles_nothing(tmp_path):
     for job in EXPERIMENTS["gamma-curve"].tuning():
         known = job.chosen["maxgain"] > 2.5

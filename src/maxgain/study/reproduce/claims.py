@@ -58,7 +58,7 @@ def progress(state: State) -> str:
     if not tried and not state.done:
         return "not run"
     if tried < to_try:
-        return f"choosing numbers: {tried} of {to_try} runs done"
+        return f"{'choosing numbers: ' if state.planned else ''}{tried} of {to_try} runs done"
     return f"{state.done} of {state.planned} runs done; scores are looked at when all are"
 
 
