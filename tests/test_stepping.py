@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from maxgain import Lipschitz, MaxGain, MaxNorm
+from maxgain import Lipschitz, MaxGain, MaxNorm, measure_gains
 from maxgain.errors import AttachError, MeasurementWarning
 from maxgain.observe import UPDATES_UNTIL_NOTICED
 
@@ -44,6 +44,30 @@ class SAM(torch.optim.Optimizer):
         with torch.enable_grad():
             closure()
         self.second_step()
+
+
+class ScheduleFree(torch.optim.Optimizer):
+    """As it is commonly written: forwards see y, the state has z, and x for evaluation is what y and z imply."""
+
+    def __init__(self, params: Any, lr: float, beta: float = 0.9) -> None:
+        super().__init__(params, {"lr": lr, "beta": beta, "k": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["k"] += 1
+            weight = 1 / group["k"]
+            for y in group["params"]:
+                z = self.state[y].setdefault("z", y.clone())
+                y.lerp_(z, weight).add_(y.grad, alpha=group["lr"] * (group["beta"] * (1 - weight) - 1))
+                z.sub_(y.grad, alpha=group["lr"])
+        self.zero_grad()
+
+    @torch.no_grad()
+    def evaluate(self) -> None:
+        for group in self.param_groups:
+            for y in group["params"]:
+                y.lerp_(self.state[y]["z"], 1 - 1 / group["beta"])
 
 
 def net() -> nn.Sequential:
@@ -111,6 +135,27 @@ def test_sam_is_followed_by_its_base_optimiser(by_closure: bool) -> None:
     assert_bounded(model, constraint)
     with pytest.raises(AttachError, match="this SGD is attached to this MaxGain already"):
         constraint.attach(optimiser.base_optimizer)
+
+
+def test_a_schedule_free_optimiser_is_bounded_where_its_own_weights_are_scaled_along() -> None:
+    def trained(*, along: bool) -> tuple[float, float]:
+        torch.manual_seed(0)
+        model, inputs, labels = net(), torch.randn(64, 6), torch.randint(3, (64,))
+        optimiser = ScheduleFree(model.parameters(), lr=0.3)
+        constraint = MaxGain(model, GAMMA).attach(optimiser)
+        for _ in range(200):
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimiser.step()
+            for name, scale in constraint.scales.items() if along else ():  # as docs/models.md says
+                optimiser.state[model.get_submodule(name).weight]["z"].mul_(scale)
+        optimiser.evaluate()
+        gains = measure_gains(model, [inputs]).gains.values()
+        return min(float(gain.max()) for gain in gains), max(float(gain.max()) for gain in gains)
+
+    smallest, largest = trained(along=True)
+    assert 0.5 * GAMMA < smallest <= largest < 1.05 * GAMMA
+    smallest, _ = trained(along=False)
+    assert smallest < 0.5 * GAMMA  # what the page warns of
 
 
 @pytest.mark.parametrize("before", [True, False])
