@@ -31,6 +31,10 @@ UNMEASURED = -1.0
 """What a maximum holds if nothing was recorded: below every gain, so it exceeds no bound."""
 MOST_KEPT = 64
 """How many inputs of a layer are kept for fresh gains; more are measured at once, with the weight as it is then."""
+LATE = (
+    "a forward hook was put before the constraint's since, and may change its output (run one batch that is not "
+    "compiled, which puts them in order)"
+)
 UPDATES_UNTIL_NOTICED = 4
 """How often weights may change without a step of an attached optimiser before it is said."""
 
@@ -96,10 +100,14 @@ class Hook(torch_quirks.ForwardHook):
         kwargs = rest[0] if len(rest) > 1 else {}
         x: Any = args[0] if args else kwargs.get(self.first)
         output = rest[-1]
+        is_late = False  # whether another hook came first, and may have changed the output
+        for hook in module._forward_hooks.values():
+            if hook is self or (is_late := not isinstance(hook, torch_quirks.ForwardHook)):
+                break
         if torch.compiler.is_compiling():
             if torch_quirks.is_exporting() or torch_quirks.is_transformed():
                 return None
-            if (reason := _misfit(self.layer, x, output)) is not None:
+            if (reason := LATE if is_late else _misfit(self.layer, x, output)) is not None:
                 raise UnsupportedLayerError(refusal(self.layer, "measured", reason))
             keeps = module.training and type(output) is Tensor and output.requires_grad
             is_sequence = x.dim() > 2 and self.layer.kind.instance_dims(module, x) == 1
@@ -112,12 +120,8 @@ class Hook(torch_quirks.ForwardHook):
             )
         if torch_quirks.is_simulated(x):
             return None
-        for hook in module._forward_hooks.values():
-            if hook is self:
-                break
-            if not isinstance(hook, torch_quirks.ForwardHook):
-                output = self._come_first(module, args, kwargs)
-                break
+        if is_late:
+            output = self._come_first(module, args, kwargs)
         if self.look is not None:
             self.look()
         if type(x) is not Tensor or type(output) is not Tensor:

@@ -121,6 +121,17 @@ def test_rows_may_have_any_length(p, device, width):
         assert measured(part, 1, p, how)[0] == pytest.approx(max(in_double(part, 1, p)), rel=1e-5)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiled_code_measures_an_input_as_autocast_rounds_it_and_no_other_is_rounded(device):
+    torch.manual_seed(0)
+    x, z = torch.randn(5, 6, device=device), torch.randn(5, 4, device=device)
+    cast = Part("affine", x, z.bfloat16(), None, None, 0.0, 1)
+    rounded = cast._replace(x=x.bfloat16())
+    assert measured(cast, 1, 2.0, measuring.measure_compiled) == pytest.approx(measured(rounded, 1, 2.0))
+    wide = Part("affine", 1e200 * x.double(), z, None, None, 0.0, 1)
+    assert measured(wide, 1, 2.0, measuring.measure_compiled) == measured(wide, 1, 2.0) == (0.0, 0)
+
+
 @each_p
 @pytest.mark.parametrize("device", KERNELS)
 def test_instances_that_are_not_finite_are_dropped_and_zeros_have_no_gain(p, device):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import Unsupported
 from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.compilers import nop
@@ -135,6 +136,20 @@ def test_promise_12_what_a_compiled_layer_returns_without_gradients_may_be_chang
     compiled = torch.compile(model, fullgraph=True, backend=TRACE_ONLY)
     torch.testing.assert_close(compiled(x), plain(x))
     assert constraint.gains == pytest.approx(expected.gains, rel=1e-5)
+
+
+def test_promise_02_a_hook_that_was_put_before_the_constraints_is_not_measured_in_compiled_code() -> None:
+    model, plain, x = net(), net(), torch.randn(4, 3, 6, 6)
+    constraint, expected = MaxGain(model), MaxGain(plain)
+    for one in (model, plain):
+        one[0].register_forward_hook(lambda layer, args, output: 3 * output, prepend=True)
+    plain(x)
+    with pytest.raises(Unsupported, match=r"layer '0' \(Conv2d\) cannot be measured: a forward hook was put"):
+        torch.compile(model, fullgraph=True, backend="eager")(x)
+    torch.compile(model, backend="eager")(x)  # which may fall back to code that is not compiled
+    assert constraint.gains == pytest.approx(expected.gains, rel=1e-5)
+    torch.compile(model, fullgraph=True, backend="eager")(2 * x)
+    assert constraint.gains["0"] == pytest.approx(expected.gains["0"], rel=1e-5)
 
 
 class Broken(nn.Module):

@@ -63,7 +63,7 @@ def measure(maxima: Tensor, dropped: Tensor, index: int, part: Part, instance_di
 def measure_compiled(maxima: Tensor, dropped: Tensor, index: int, part: Part, instance_dims: int, p: float) -> None:
     """As ``measure``, for torch.compile to read: the kernel itself where there is one, else one opaque operator."""
     form, x, z, vector, variance, eps, channel_dims = part
-    if z is not None and z.dtype.itemsize < x.dtype.itemsize:
+    if z is not None and x.dtype == torch.float32 and z.dtype in DTYPES:
         x = x.to(z.dtype)  # as autocast gave it to the layer, so that x itself need not be written to memory
     x, z = x.detach(), None if z is None else z.detach()
     plan = _plan(_key(x, x if z is None else z, vector, form, channel_dims, instance_dims, p, maxima))
