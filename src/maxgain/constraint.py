@@ -78,6 +78,8 @@ class Constraint(ABC):
         self._missed = Missed(self._layers, type(self).__name__)
         self._unproven: set[str] = set()
         """The layers that no step has found a size of yet."""
+        self._said_silent: set[str] = set()
+        """The layers that the user was told are not measured."""
         tried = [layer for layer in self._layers if layer.own_forward]
         self._proofs = Proofs(tried) if tried else None
         self._slipping: Slipping | None = None
@@ -275,9 +277,9 @@ class Constraint(ABC):
         self._until_look -= 1
         if self._until_look == 0 and isinstance(sizes, Tensor):  # sizes of weights alone come down with them
             self._until_look = self._wait = min(2 * self._wait, MOST_STEPS_BETWEEN_LOOKS)
-            self._look()
+            self._look(share)
 
-    def _look(self) -> None:
+    def _look(self, share: Share) -> None:
         """From time to time, and often at first: is any weight divided in vain?"""
         self._slipping = self._slipping or Slipping(self._layers)
         self._slipping.look(self._sizes, self._scales)
@@ -334,6 +336,7 @@ class Constraint(ABC):
             )
         self._unproven.difference_update(layer.name for layer in share.layers)
         if silent:
+            self._said_silent.update(silent)
             warnings.warn(
                 f"not measured by the first step, so not constrained in it: {', '.join(map(repr, silent))}. "
                 f"{self.why_unknown} If the model uses the layer's weight without calling the layer, it cannot be "

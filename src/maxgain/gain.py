@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from . import torch_quirks
 from .constraint import FIRST_LOOK, Constraint
-from .coverage import Bound, Share
+from .coverage import Bound, Share, parameters_of
 from .distributed import Group, largest_of_ranks
 from .errors import MaxGainError, MeasurementWarning
 from .functional import check_choice, check_count, check_p
@@ -146,11 +146,34 @@ class MaxGain(Constraint):
             for position in share.positions:
                 self._maxima[position].let_go()
 
-    def _look(self) -> None:
+    def _look(self, share: Share) -> None:
+        self._tell_what_went_silent(share)
         if self.measure == "stale" and not torch_quirks.is_capturing(self._device):
             self._rounding = self._rounding or Rounding(self._hooks)
             self._rounding.look()
-        super()._look()
+        super()._look(share)
+
+    def _tell_what_went_silent(self, share: Share) -> None:
+        """Warn of layers that are trained on and measured no longer; the host knows, and no device is asked."""
+        held = parameters_of(share.optimizer) if share.optimizer else {id(layer.weight) for layer in share.layers}
+        modules = set(self.model.modules())
+        silent = {
+            layer.name: "replaced" if layer.module not in modules else "in evaluation mode"
+            for layer in share.layers
+            if not (layer.module in modules and layer.module.training)
+            and layer.weight.requires_grad
+            and id(layer.weight) in held
+            and layer.name not in self._said_silent
+        }
+        if silent:
+            self._said_silent.update(silent)
+            warnings.warn(
+                "these layers are trained but measured no longer, so nothing holds them to their bounds: "
+                f"{', '.join(f'{name!r} ({why})' for name, why in silent.items())}. Call model.train() before training "
+                "goes on; where a layer was replaced, make the constraint anew, on the model as it is.",
+                MeasurementWarning,
+                stacklevel=2,
+            )
 
     def detach(self) -> None:
         """Leave the model and its optimisers as they were before; the weights stay as they are."""

@@ -695,6 +695,46 @@ def test_promise_11_a_model_in_evaluation_mode_is_not_left_unconstrained_in_sile
         optimiser.step()
 
 
+@pytest.mark.parametrize("how", ["forgotten", "replaced"])
+def test_promise_11_a_layer_that_is_measured_no_longer_is_named_once(how: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
+    MaxGain(model).attach(optimiser)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            model(torch.randn(2, 3)).sum().backward()
+            optimiser.step()
+
+    train(5)
+    if how == "forgotten":  # after an evaluation
+        model.eval()
+    else:  # as those who convert models do, who keep the parameters
+        model[1], old = nn.Linear(3, 3), model[1]
+        model[1].weight, model[1].bias = old.weight, old.bias
+    said = "'0' .in evaluation mode., '1' .in evaluation mode." if how == "forgotten" else ": '1' .replaced."
+    with pytest.warns(MeasurementWarning, match=f"measured no longer.*{said}") as warned:
+        train(120)
+    assert len(warned) == 1
+
+
+def test_promise_11_what_is_evaluated_or_frozen_or_another_optimisers_is_not_named() -> None:
+    model = nn.ModuleDict({"trunk": nn.Linear(3, 3), "frozen": nn.Linear(3, 3), "judge": nn.Linear(3, 1)})
+    ours = torch.optim.SGD([*model["trunk"].parameters(), *model["frozen"].parameters()], lr=0.01)
+    theirs = torch.optim.SGD(model["judge"].parameters(), lr=0.01)
+    MaxGain(model).attach(ours).attach(theirs)
+    for step in range(20):
+        model.train()
+        model["judge"](model["frozen"](model["trunk"](torch.randn(2, 3)))).sum().backward()
+        theirs.step()
+        model["judge"].eval()
+        if step == 5:
+            model["frozen"].eval().requires_grad_(False)
+        ours.step()
+        model.eval()
+        model["trunk"](torch.randn(2, 3))
+
+
 def test_promise_11_a_frozen_layer_need_not_be_measured() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     model[1].requires_grad_(False).eval()
