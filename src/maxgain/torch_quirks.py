@@ -186,8 +186,9 @@ def set_apart(output: Tensor) -> Tensor:
     backward instead of computing it again. Measuring is such an operation: of every GELU behind a layer in bfloat16 the
     derivative was kept in float32. What is computed from a view that was made before is not affected. A single view
     that changes nothing would be taken out again. This matters behind dense layers that are given sequences, whose
-    output is a view itself; behind convolutions it would cost gradients of residual networks a copy. Seen on torch 2.11
-    to 2.13. Guarded by tests/promises/test_compile.py.
+    output is a view itself; behind convolutions it would cost gradients of residual networks a copy. A view cannot be
+    detached in place; nor can the output of such a layer that has a bias, but without one it could. Seen on torch
+    2.11 to 2.13. Guarded by tests/promises/test_compile.py.
     """
     return output.unsqueeze(0).squeeze(0)
 

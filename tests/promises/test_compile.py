@@ -121,7 +121,7 @@ class Momentum(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.slow, self.fast = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.slow, self.fast = nn.Linear(6, 6, bias=False), nn.Linear(6, 6)
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -131,7 +131,7 @@ class Momentum(nn.Module):
 
 
 def test_promise_12_what_a_compiled_layer_returns_without_gradients_may_be_changed_in_place() -> None:
-    model, plain, x = Momentum(), Momentum(), torch.randn(4, 6)
+    model, plain, x = Momentum(), Momentum(), torch.randn(4, 3, 6)
     constraint, expected = MaxGain(model), MaxGain(plain)
     compiled = torch.compile(model, fullgraph=True, backend=TRACE_ONLY)
     torch.testing.assert_close(compiled(x), plain(x))
