@@ -571,9 +571,9 @@ def test_what_was_dropped_before_a_resume_is_not_warned_about_again() -> None:
 
 def test_a_state_of_another_constraint_is_refused() -> None:
     state = MaxGain(net()).state_dict()
-    with pytest.raises(StateError, match=r"the state belongs to another MaxGain: it has '2\.dropped'"):
+    with pytest.raises(StateError, match=r"the state belongs to another MaxGain, .*: it has '2\.dropped'"):
         MaxGain(net(), include="0").load_state_dict(state)
-    with pytest.raises(StateError, match=r"the state belongs to another MaxGain: it lacks '2\.dropped'"):
+    with pytest.raises(StateError, match=r"the state belongs to another MaxGain, .*: it lacks '2\.dropped'"):
         MaxGain(net()).load_state_dict(MaxGain(net(), include="0").state_dict())
 
 

@@ -91,6 +91,17 @@ def test_prose_quotes_what_was_measured(page):
     assert not unknown
 
 
+def test_what_ranks_take_to_exchange_bytes_is_what_was_recorded():
+    page = (DOCS / "scaling.md").read_text(encoding="utf-8")
+    record = ROOT / "benchmarks" / "results" / "exchange-2026-11-16.json"
+    by_ranks = json.loads(record.read_text(encoding="utf-8"))["milliseconds"]
+    assert f"../benchmarks/results/{record.name}" in page
+    for size in by_ranks["2"]:
+        quartiles = [by_ranks[ranks][size] for ranks in ("2", "4")]
+        cells = [f"{q['median']:.2f} ms ({q['lower']:.2f} to {q['upper']:.2f})" for q in quartiles]
+        assert f"| {int(size):,} | {' | '.join(cells)} |" in page
+
+
 @measured
 def test_figures_are_small_and_made_by_the_script(page, scripted):
     quick, redrawn = scripted

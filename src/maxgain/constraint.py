@@ -182,7 +182,9 @@ class Constraint(ABC):
         strange, missing = sorted(set(state) - set(own), key=str), sorted(set(own) - set(state))
         if strange or missing:
             said = f"it lacks {missing[0]!r}" if missing else f"it has {strange[0]!r}, which is not here"
-            raise StateError(f"the state belongs to another {type(self).__name__}: {said}.")
+            raise StateError(
+                f"the state belongs to another {type(self).__name__}, of other layers or with other options: {said}."
+            )
         for name, tensor in own.items():
             _expect_alike(name, state[name], tensor)
         self._load(state)
