@@ -1,7 +1,7 @@
 """What adding up a tensor over ranks takes with gloo, in processes on this machine: the table in docs/scaling.md.
 
-``python benchmarks/exchange.py FILE`` writes medians and quartiles of 20 in milliseconds, for each number of ranks and of
-bytes, with the machine and its load.
+``python benchmarks/exchange.py FILE`` writes medians and quartiles of 20 in milliseconds, for each number of ranks and
+of bytes, with the machine and its load.
 """
 
 import json
