@@ -24,7 +24,7 @@ def largest_of_ranks(packed: Tensor, group: Group) -> Tensor:
 
 def is_sharded(tensor: Any) -> bool:
     """Whether a tensor's ranks hold pieces of it: a DTensor, as FSDP2 and tensor parallelism make them."""
-    return hasattr(tensor, "full_tensor")
+    return hasattr(type(tensor), "full_tensor")  # of its type, because torch.compile says no of the tensor
 
 
 def is_flat_shard(weight: Tensor) -> bool:

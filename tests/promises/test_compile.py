@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import Unsupported
@@ -327,6 +328,28 @@ def test_promise_11_nor_does_a_constraint_that_was_compiled_with_hide_a_second_o
     compiled(torch.randn(4, 3, 6, 6))
     for constraint in (first, second):
         assert all(gain > 0 for gain in constraint.gains.values())
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    """Of this process alone."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="torch was built without gloo")
+def test_promise_13_tensor_parallel_layers_can_be_compiled(mesh: Any) -> None:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    plain = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3))
+    model, x = copy.deepcopy(plain), torch.randn(4, 5, 6)
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    constraint, expected = MaxGain(model), MaxGain(plain)
+    torch.testing.assert_close(torch.compile(model, fullgraph=True, backend=TRACE_ONLY)(x), plain(x))
+    assert constraint.gains == pytest.approx(expected.gains, rel=1e-5)
 
 
 class Checkpointed(nn.Module):
