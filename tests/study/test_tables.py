@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from maxgain.study.cli.terminal import Screen
 from maxgain.study.tables import Column, Table, uniform
 
 LAYERS = [f"features.conv{stage}_{number}" for stage in range(1, 6) for number in range(1, 5)] + ["classifier.fc1"]
@@ -99,3 +100,14 @@ def test_print_and_notebooks_show_the_table() -> None:
     assert "&lt;b&gt;" in html
     assert "<b>3.25</b>" in html
     assert "<caption>A &lt; B</caption>" in html
+
+
+def test_where_there_is_no_terminal_nothing_is_left_out(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    columns = [Column("row"), *(Column(f"number-{place:03}-of-many", spare=1) for place in range(20))]
+    table = Table("a wide one", tuple(columns), (("one", *map(float, range(20))),))
+    assert table.needs() > 160
+    Screen().show(table)
+    for text in (str(table), capsys.readouterr().out):
+        assert "no room" not in text
+        assert all(column.title in text for column in columns)

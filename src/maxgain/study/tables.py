@@ -22,6 +22,7 @@ from rich.text import Text
 Cell = str | float | None
 """Text is shown as it is, a number with the decimals of its column, and None as a dash."""
 
+WIDTH_OF_A_FILE = 160
 GAP = 2
 NOTHING = "–"
 PROSE = 20
@@ -53,8 +54,9 @@ class Table:
 
     def __str__(self) -> str:
         """For `print`: without colours, as wide as the terminal, or as it needs to be where there is none."""
-        console = Console(file=io.StringIO(), width=Console().width, color_system=None, markup=False, emoji=False)
-        console.print(self.drawn(console.width))
+        width = self.width_on(Console())
+        console = Console(file=io.StringIO(), width=width, color_system=None, markup=False, emoji=False)
+        console.print(self.drawn(width))
         shown: str = console.file.getvalue()  # type: ignore[attr-defined]
         return "\n".join(line.rstrip() for line in shown.splitlines())
 
@@ -87,6 +89,10 @@ class Table:
     def needs(self) -> int:
         """How many columns of a terminal it takes at least."""
         return sum(self._widths()) + GAP * (len(self.columns) - 1)
+
+    def width_on(self, console: Console) -> int:
+        """That of a terminal; a file or a pipe has none to fit the table into, so that nothing is left out there."""
+        return console.width if console.is_terminal else max(WIDTH_OF_A_FILE, self.needs())
 
     def fitted(self, width: int) -> tuple[Table, list[str]]:
         """The table with as many columns as there is room for, and the titles of those left out."""

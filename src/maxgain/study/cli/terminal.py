@@ -21,9 +21,8 @@ from rich.table import Column
 from rich.text import Text
 
 from .. import files
-from ..tables import Table
+from ..tables import WIDTH_OF_A_FILE, Table
 
-WIDTH_OF_A_FILE = 160
 SHORTEST_BAR = 8
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -45,7 +44,7 @@ class Screen:
     """Where a command shows what it does; silent for people when the output is for machines."""
 
     def __init__(self, *, for_machines: bool = False, silent: bool = False) -> None:
-        # Paths may hold brackets and colons, which are no markup; a file or a pipe has no width to fit tables into.
+        # Paths may hold brackets and colons, which are no markup.
         self.console = _Output(quiet=for_machines or silent, markup=False, emoji=False)
         if not self.console.is_terminal:
             self.console.width = WIDTH_OF_A_FILE
@@ -60,6 +59,8 @@ class Screen:
     def show(self, what: str | Table, *, strong: bool = False) -> None:
         """Prints a table, or text, which wraps at words on a terminal and not at all in a file."""
         if isinstance(what, Table):
+            if not self.console.is_terminal:
+                self.console.width = what.width_on(self.console)
             self.console.print(what.drawn(self.console.width))
         else:
             text = wrapped(what, self.console.width) if self.console.is_terminal else what
