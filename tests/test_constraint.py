@@ -419,6 +419,26 @@ def test_detach_leaves_no_trace(measure: Any) -> None:
 
 
 @each_measure
+@pytest.mark.parametrize("change", ["replaced", "parametrised"])
+def test_a_constraint_can_be_detached_whatever_became_of_its_layers(change: str, measure: Any) -> None:
+    model = net()
+    optimiser = sgd(model)
+    constraint = MaxGain(model, gamma=0.1, measure=measure).attach(optimiser)
+    one_step(model, optimiser)
+    model(torch.randn(5, 6))
+    layer = model[0]
+    if change == "replaced":
+        model[0] = nn.Linear(layer.in_features, layer.out_features)
+    else:
+        nn.utils.parametrizations.weight_norm(layer)
+    constraint.discard()
+    constraint.detach()
+    assert not layer._forward_hooks
+    assert not optimiser._optimizer_step_post_hooks
+    MaxGain(model, gamma=0.1, include=["2"]).attach(sgd(model))
+
+
+@each_measure
 def test_attach_works_again_after_detach(measure: Any) -> None:
     model = net()
     first, second = sgd(model), sgd(model)

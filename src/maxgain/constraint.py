@@ -106,8 +106,8 @@ class Constraint(ABC):
         """The bounds that this step brings layers of these sizes down to, if they are not the user's."""
         raise NotImplementedError
 
-    def _forget(self, share: Share) -> None:
-        """Throw away what was seen of these layers' forwards since the last step."""
+    def _forget(self, share: Share | None) -> None:
+        """Throw away what was seen of these layers' forwards since the last step; of all layers without a share."""
 
     # What users call.
 
@@ -140,7 +140,7 @@ class Constraint(ABC):
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        self._forget(self._share(None))
+        self._forget(None)
 
     def step(self) -> None:
         """Project every constrained layer now; for those who update weights without an attached optimiser."""
@@ -148,7 +148,7 @@ class Constraint(ABC):
 
     def discard(self) -> None:
         """Throw away what was measured since the last step; for those who decide to leave a step out."""
-        self._forget(self._share(None))
+        self._forget(None)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

@@ -140,10 +140,10 @@ class MaxGain(Constraint):
         maxima = largest_of_ranks(maxima, self.process_group)
         return maxima if share.index is None else maxima[share.index]
 
-    def _forget(self, share: Share) -> None:
-        self._tally.forget(share.index)
+    def _forget(self, share: Share | None) -> None:
+        self._tally.forget(share.index if share else None)
         if self.measure == "fresh":
-            for position in share.positions:
+            for position in share.positions if share else range(len(self._maxima)):
                 self._maxima[position].let_go()
 
     def _look(self, share: Share) -> None:
