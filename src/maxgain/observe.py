@@ -142,7 +142,8 @@ class Hook(torch_quirks.ForwardHook):
     def _come_first(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A hook was put before this one since, and may have changed the output: from now on it comes later."""
         hooks: Any = module._forward_hooks  # an ordered dictionary
-        hooks.move_to_end(self._handle.id, last=False)
+        # Not by the handle: torch copies hooks under other names when it puts a module in the place of another.
+        hooks.move_to_end(next(name for name, hook in hooks.items() if hook is self), last=False)
         with torch_quirks.undisturbed(module, self.layer.weight.device):
             return module.forward(*args, **kwargs)
 

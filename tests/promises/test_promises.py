@@ -306,6 +306,17 @@ def test_promise_05_nor_does_a_hook_that_was_put_before_ours_later() -> None:
             constraint.discard()
 
 
+def test_promise_05_nor_does_a_hook_of_a_module_that_took_the_layers_place_and_its_hooks() -> None:
+    old, new, x = nn.Linear(6, 5, bias=False), nn.Linear(6, 5, bias=False), torch.randn(8, 6)
+    constraint = MaxGain(old)
+    new.weight = old.weight
+    new.register_forward_hook(lambda module, args, output: 10 * output)
+    for hook in old._forward_hooks.values():  # as torch's quantisation does
+        new.register_forward_hook(hook, with_kwargs=True)
+    new(x)
+    assert constraint.gains[""] == pytest.approx(largest_gain(x @ old.weight.T, x), rel=1e-5)
+
+
 def test_promise_05_no_activation_is_kept_alive() -> None:
     model = conv_net()
     MaxGain(model)
