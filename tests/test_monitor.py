@@ -1,5 +1,6 @@
 """Watching gains: what the programs that draw curves are given, and when an alarm sounds."""
 
+import logging
 import math
 import warnings
 from types import SimpleNamespace
@@ -223,6 +224,7 @@ def test_a_network_that_diverges_is_noticed_before_its_loss_is_infinite() -> Non
         ({"factor": math.nan}, "factor must be a number greater than 1"),
         ({"window": 3}, f"window must be a whole number from {ENOUGH} to .*, not 3"),
         ({"writer": 5}, "a int cannot be written to: give a TensorBoard SummaryWriter"),
+        ({"writer": logging.getLogger()}, "a RootLogger cannot be written to: give a TensorBoard SummaryWriter"),
     ],
 )
 def test_mistakes_are_answered_in_words(options, said) -> None:

@@ -5,6 +5,7 @@ Nothing here knows those programs: a writer is whatever has one of their methods
 
 from __future__ import annotations
 
+import inspect
 import math
 import statistics
 import warnings
@@ -172,8 +173,8 @@ def sender(writer: Any) -> Send:
 
         return send
     for method in ("log_metrics", "log"):  # Lightning's loggers and MLflow; Weights & Biases and trackio
-        if hasattr(writer, method):
-            log = getattr(writer, method)
+        log = getattr(writer, method, None)
+        if log is not None and _takes_numbers(log):
             return lambda numbers, step: log(numbers, step=step)
     if callable(writer):
         return writer  # type: ignore[no-any-return]
@@ -181,3 +182,14 @@ def sender(writer: Any) -> Send:
         f"a {type(writer).__name__} cannot be written to: give a TensorBoard SummaryWriter, a Weights & Biases run, "
         "trackio, a Lightning logger, or a function of a dictionary and the step."
     )
+
+
+def _takes_numbers(log: Callable[..., Any]) -> bool:
+    """Whether it can be called as those programs' are; Python's own loggers have a ``log`` too, which cannot."""
+    try:
+        inspect.signature(log).bind({}, step=0)
+    except TypeError:
+        return False
+    except ValueError:  # it does not tell
+        return True
+    return True
