@@ -1,5 +1,6 @@
 """Every constraint × every promise that all of them share. A new constraint is enrolled by its row."""
 
+import contextlib
 import copy
 import inspect
 import math
@@ -71,6 +72,19 @@ def test_every_public_constraint_has_a_row() -> None:
     things = [getattr(maxgain, name) for name in dir(maxgain)]
     public = {thing for thing in things if inspect.isclass(thing) and issubclass(thing, Constraint)}
     assert public == {getattr(make, "func", make) for make, _ in ROWS.values()}
+
+
+@each
+def test_one_that_was_made_in_inference_mode_trains_the_same(make: Make, bound: float) -> None:
+    def trained(mode: Any) -> list[Tensor]:
+        model = net()
+        optimiser = sgd(model)
+        with mode:
+            make(model, bound).attach(optimiser)
+        train(model, optimiser, range(4))
+        return bits(model)
+
+    assert same(trained(torch.inference_mode()), trained(contextlib.nullcontext()))
 
 
 @each

@@ -51,6 +51,7 @@ class Constraint(ABC):
     _releases = False
     """Whether steps bring layers down to other bounds than the user's: see ``_bounds_now``."""
 
+    @torch.inference_mode(mode=False)  # what is made within it could not be changed outside
     def __init__(
         self,
         model: nn.Module,

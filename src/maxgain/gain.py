@@ -71,6 +71,7 @@ class MaxGain(Constraint):
     option_names = ("p", "instance", "measure", "strength", "every", "process_group")
     why_unknown = "Train in training mode, and use paused() around a step that has no forward."
 
+    @torch.inference_mode(mode=False)
     def __init__(
         self,
         model: nn.Module,
