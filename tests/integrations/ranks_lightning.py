@@ -64,6 +64,7 @@ def main(folder: Path) -> None:
         _, callback = fit(module, folder, EPOCHS, folder / name)
         found[f"{name}, resumed"] = ended(module.net, callback.constraint)
     torch.save(found, folder / f"rank{torch.distributed.get_rank()}")
+    torch.distributed.destroy_process_group()  # a process that ends beside its threads may be aborted
 
 
 if __name__ == "__main__":
