@@ -172,7 +172,8 @@ def _plan(key: tuple[Any, ...]) -> _Plan | None:
     # Whatever the batch: torch.compile would compile anew for each size.
     instances, entries, together = SAMPLES if instance_dims > 1 else ROWS if longest <= LONGEST_ROW else LONG_ROWS
     block = min(power_of_two(longest), entries)
-    instances *= entries // block if instances > 1 else 1
+    if instances > 1:
+        instances *= entries // block  # as many short rows as fill the tile
     return _Plan(
         (-(-x_rows // instances), 1, 1),
         (
