@@ -35,7 +35,6 @@ def legacy(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[], nn.Module]:
 
 
 INSIDE, COMPUTED = "inside one fused operation", "is not a parameter but computed from others"
-
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "attention": (lambda: nn.MultiheadAttention(4, 2), "MultiheadAttention", INSIDE),
     "lstm": (lambda: nn.LSTM(4, 4), "LSTM", INSIDE),

@@ -1,0 +1,59 @@
+"""Layers that were changed after the constraint was made, and quantisation-aware training."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+
+from maxgain import MaxGain
+from maxgain.errors import UnsupportedLayerError
+from odd_layers import each_constraint, train
+
+CHANGES = {
+    "parametrised": lambda model: parametrizations.weight_norm(model[0]),
+    "pruned": lambda model: prune.l1_unstructured(model[0], "weight", amount=0.5),
+    "replaced": lambda model: model.__setitem__(0, nn.Linear(6, 4)),
+}
+
+
+@each_constraint
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_layer_that_was_changed_since_is_named_when_an_optimiser_is_attached_next(constrain, change):
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
+    constraint = constrain(model, 0.05)
+    train(model, torch.randn(4, 6), constraint=constraint)
+    constraint.detach()
+    CHANGES[change](model)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
+    with pytest.raises(UnsupportedLayerError, match=r"^layer '0' \(\w+\) cannot be constrained: since the"):
+        constraint.attach(optimiser)
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Please use quant_min:UserWarning")
+def test_quantisation_aware_training_after_the_constraint_was_made_is_named():
+    from torch.ao.quantization import get_default_qat_qconfig, prepare_qat
+
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
+    model.qconfig = get_default_qat_qconfig("x86")
+    constraint = MaxGain(model, 0.05)
+    prepare_qat(model, inplace=True)
+    with pytest.raises(UnsupportedLayerError, match=r"layer '0' \(Linear\) cannot be constrained: since the"):
+        train(model, torch.randn(4, 6), constraint=constraint)
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Please use quant_min:UserWarning")
+def test_quantisation_aware_training_of_a_plain_layer_works_and_of_a_fused_one_is_refused():
+    from torch.ao.nn.intrinsic.qat import ConvBn2d
+    from torch.ao.quantization import get_default_qat_qconfig, prepare_qat
+
+    model = nn.Sequential(nn.Linear(6, 4))
+    model.qconfig = get_default_qat_qconfig("x86")
+    prepare_qat(model, inplace=True)
+    constraint = MaxGain(model, 0.05)
+    train(model, torch.randn(4, 6), constraint=constraint)
+    assert constraint.gains["0"] <= 0.051
+    fused = nn.Sequential(ConvBn2d(3, 4, 3, qconfig=get_default_qat_qconfig("x86")))
+    with pytest.raises(UnsupportedLayerError, match=r"layer '0' \(ConvBn2d\)"):
+        train(fused, torch.randn(4, 3, 8, 8), constraint=MaxGain(fused, 0.05, exclude="0.bn"))
