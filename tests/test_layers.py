@@ -99,7 +99,6 @@ def standardised(X, eps):
 
 # What Hypothesis draws: a layer, the shape of a batch, and how many of its last dimensions make up one instance.
 
-
 ints = st.integers
 batches = st.lists(ints(1, 3), max_size=1)  # torch takes instances without a batch dimension too
 

@@ -95,7 +95,6 @@ def test_promise_03_an_input_without_a_batch_is_one_instance() -> None:
 
 # 4. Any p, any magnitude.
 
-
 MAGNITUDES = {  # what squares or fourth powers would spoil in the dtype itself, or even in float32
     torch.float16: [300.0, 1e-6],
     torch.bfloat16: [1.0, 1e-25, 1e10, 1e30],
