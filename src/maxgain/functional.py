@@ -134,9 +134,14 @@ def without_bias(output: Tensor, bias: Tensor | None, channel_dims: int) -> Tens
 
 
 def normalised(x: Tensor, scale: Tensor, variance: Tensor, eps: float) -> Tensor:
-    """``Wx`` of batch norm: ``W = diag(α / sqrt(variance + ε))`` on the raw activations."""
-    diagonal = widened(scale) * torch.rsqrt(widened(variance) + eps)
+    """``Wx`` of batch norm."""
+    diagonal = batch_norm_diagonal(widened(scale), widened(variance), eps)
     return x * diagonal.view(-1, *[1] * (x.dim() - 2))
+
+
+def batch_norm_diagonal(scale: Tensor, variance: Tensor, eps: float) -> Tensor:
+    """The diagonal of batch norm's W, which acts on the raw activations: ``α / sqrt(variance + ε)``."""
+    return scale * torch.rsqrt(variance + eps)
 
 
 def project_(weight: Tensor, gain: Tensor | float, gamma: float) -> Tensor:
@@ -161,7 +166,7 @@ def project_(weight: Tensor, gain: Tensor | float, gamma: float) -> Tensor:
     _check_real("gain", gain)
     if gain.is_meta:
         raise MaxGainError("a gain on the meta device has no value to divide by.")
-    size = finite(gain.to(weight.device, torch.promote_types(gain.dtype, torch.float32)))
+    size = finite(widened(gain.to(weight.device)))
     try:
         size.expand_as(weight)
     except RuntimeError as error:

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from .errors import NothingToConstrainError, PatternError, UnsupportedLayerError
-from .functional import check_globs, without_bias
+from .functional import batch_norm_diagonal, check_globs, without_bias
 
-LinearPart = Callable[[nn.Module, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+LinearPart = Callable[[Any, Tensor, Any], tuple[Tensor, Tensor]]
 Instance = Literal["auto", "sample"]
 
 
@@ -60,12 +60,7 @@ class LayerKind:
 
 def _without_bias(instance_dims: int) -> LinearPart:
     """``Wx`` as the layer's output less its bias, which lies along the first dimension of an instance."""
-
-    def linear_part(layer: nn.Module, x: Tensor, output: Tensor | None) -> tuple[Tensor, Tensor]:
-        assert output is not None
-        return x, without_bias(output, getattr(layer, "bias", None), instance_dims)
-
-    return linear_part
+    return lambda layer, x, output: (x, without_bias(output, getattr(layer, "bias", None), instance_dims))
 
 
 def _along_channels(v: Tensor, instance_dims: int) -> Tensor:
@@ -125,9 +120,8 @@ def _normalisation(
 
 
 def _batch_norm_diagonal(layer: Any, dtype: torch.dtype) -> Tensor:
-    """``α / sqrt(running_var + ε)``: the running statistics are the steadier estimate."""
-    scale: Tensor = layer.weight.detach().to(dtype) * torch.rsqrt(layer.running_var.to(dtype) + layer.eps)
-    return scale
+    """Of the running variance, which is a steadier estimate than the batch's."""
+    return batch_norm_diagonal(layer.weight.detach().to(dtype), layer.running_var.to(dtype), layer.eps)
 
 
 def _batch_norm_defect(layer: Any) -> str | None:
@@ -262,6 +256,11 @@ class FoundLayer:
         weight = self.weight
         wide = torch.promote_types(weight.dtype, torch.float32)
         return torch.full((), value, dtype=wide, device="cpu" if weight.is_meta else weight.device)
+
+    def instance_dims(self, x: Tensor, instance: Instance = "auto") -> int:
+        """How many trailing dimensions of an input make up one instance, or a whole sample if that is asked for."""
+        dims = self.kind.instance_dims(self.module, x)
+        return max(dims, x.dim() - 1) if instance == "sample" else dims
 
 
 def find_layers(

@@ -45,9 +45,7 @@ def layer_gains(layer: FoundLayer, x: Tensor, output: Tensor | None, p: float, i
         scales = layer.kind.diagonal(layer.module, torch.promote_types(layer.weight.dtype, torch.float32))
         if (gains := channelwise_gains(x.detach(), scales, p)) is not None:
             return gains
-    dims = layer.kind.instance_dims(layer.module, x)
-    if instance == "sample":
-        dims = max(dims, x.dim() - 1)
+    dims = layer.instance_dims(x, instance)
     x, z = layer.kind.linear_part(layer.module, x.detach(), None if output is None else output.detach())
     return instance_gains(z.detach(), x.detach(), p, dims)
 
@@ -110,7 +108,7 @@ class Hook(torch_quirks.ForwardHook):
             if (reason := LATE if is_late else _misfit(self.layer, x, output)) is not None:
                 raise UnsupportedLayerError(refusal(self.layer, "measured", reason))
             keeps = module.training and type(output) is Tensor and output.requires_grad
-            is_sequence = x.dim() > 2 and self.layer.kind.instance_dims(module, x) == 1
+            is_sequence = x.dim() > 2 and self.layer.instance_dims(x) == 1
             onward = torch_quirks.set_apart(output) if keeps and is_sequence else None
             self.observe(x, output)
             return onward
@@ -155,7 +153,7 @@ def _rows(value: Any) -> Any:
 
 def _misfit(layer: FoundLayer, x: Any, output: Any) -> str | None:
     """What there is in a call of a layer that does not fit its row; None if nothing is seen."""
-    kind, module = layer.kind, layer.module
+    kind = layer.kind
     if not isinstance(x, Tensor):
         return f"its input is not a tensor but {'missing' if x is None else type(x).__name__}"
     if kind.needs_output and not isinstance(output, Tensor):
@@ -164,7 +162,7 @@ def _misfit(layer: FoundLayer, x: Any, output: Any) -> str | None:
         return f"its input is {'nested' if x.is_nested else 'sparse'}, which has no norm of one instance"
     if not kind.needs_output:
         return None
-    dims, bias = kind.instance_dims(module, x), getattr(module, "bias", None)
+    dims, bias = layer.instance_dims(x), getattr(layer.module, "bias", None)
     shapes = f"its input has shape {tuple(x.shape)} and its output {tuple(output.shape)}"
     if x.dim() < dims or x.shape[: x.dim() - dims] != output.shape[: output.dim() - dims]:
         return f"{shapes}, which do not have the same instances of {dims} dimensions"
@@ -296,14 +294,14 @@ class RunningMaximum:
     def _part(self, x: Tensor, output: Tensor | None) -> tuple[kernels.Part, int]:
         """The layer's linear part as the fused kernel takes it, and how many dimensions an instance has."""
         kind, module = self.layer.kind, self.layer.module
-        dims = kind.instance_dims(module, x)
+        dims = self.layer.instance_dims(x)
         own = module._parameters
         if kind.form == "batch_norm":
             part = kernels.Part("batch_norm", x, None, own["weight"], module._buffers["running_var"], module.eps, dims)  # type: ignore[arg-type]
         else:
             bias = own["bias"] if "bias" in own else getattr(module, "bias", None)
             part = kernels.Part("affine", x, output, bias, None, 0.0, dims)
-        return part, dims if self.instance == "auto" else max(dims, x.dim() - 1)
+        return part, self.layer.instance_dims(x, self.instance)
 
     def _keep(self, x: Tensor, output: Tensor) -> None:
         compiling = torch.compiler.is_compiling()

@@ -84,7 +84,7 @@ class Rounding:
 @torch.no_grad()
 def rounding_share(layer: FoundLayer, x: Tensor, output: Tensor) -> Tensor:
     """How large the rounding of a layer's output may be next to ``Wx``, in the instance with the largest gain."""
-    dims = layer.kind.instance_dims(layer.module, x)
+    dims = layer.instance_dims(x)
     x, z = layer.kind.linear_part(layer.module, x.detach(), output.detach())
     largest = gain(z, x, instance_dims=dims).flatten().argmax()
     # take() and not an index, which would wait for the device to know where that is.

@@ -236,7 +236,7 @@ def linear_map(layer: FoundLayer, sizes: Sizes | None, dtype: torch.dtype) -> Li
 
 def instance_sizes(layer: FoundLayer, x: Tensor, output: Tensor) -> Sizes:
     """The shapes of one instance, from what goes into and comes out of the layer."""
-    dims = layer.kind.instance_dims(layer.module, x)
+    dims = layer.instance_dims(x)
     return tuple(x.shape[-dims:]), tuple(output.shape[-dims:])
 
 
