@@ -18,7 +18,7 @@ from maxgain.constraint import Constraint
 from maxgain.study.data import table as datasets
 from maxgain.study.data.splits import Dataset
 from maxgain.study.evaluate import evaluate
-from maxgain.study.models import build
+from maxgain.study.models import NETWORKS
 from maxgain.study.training import to_float
 
 GAMMA = 2.0
@@ -56,7 +56,7 @@ def training_images() -> Tensor:
 def network(seed: int, *, batchnorm: bool = False) -> nn.Module:
     """The network, with the weights that the seed gives it; those of its layers are the same with batch norm."""
     torch.manual_seed(seed)
-    return build("cnn", data().shape, len(data().classes), batchnorm=batchnorm)
+    return NETWORKS["cnn"](data().shape, len(data().classes), batchnorm=batchnorm)
 
 
 def batches(effort: Effort, seed: int) -> Iterator[tuple[int, Tensor, Tensor]]:

@@ -22,7 +22,7 @@ from maxgain.study.dropout import (
     log_uniform_kl,
     noise_penalty,
 )
-from maxgain.study.models import NETWORKS, build
+from maxgain.study.models import NETWORKS
 
 ALL = [GaussianDropout, VariationalDropout, ConcreteDropout]
 LEARNED = [VariationalDropout, ConcreteDropout]
@@ -292,7 +292,7 @@ def test_the_gradient_of_the_rate_is_that_of_the_expected_loss(noise):
 @pytest.mark.parametrize("name", ["cnn", "mlp", "wrn16_4"])
 def test_networks_train_with_every_noise(noise, name):
     torch.manual_seed(0)
-    network = build(name, (1, 8, 8), 10, batchnorm=True, dropout=noise)
+    network = NETWORKS[name]((1, 8, 8), 10, batchnorm=True, dropout=noise)
     loss = nn.functional.cross_entropy(network(torch.randn(4, 1, 8, 8)), torch.tensor([0, 1, 2, 3]))
     (loss + noise_penalty(network, 1000)).backward()
     logits = [parameter for key, parameter in network.named_parameters() if key.endswith("logit")]
@@ -304,7 +304,7 @@ def test_networks_train_with_every_noise(noise, name):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_in_every_network_every_noise_is_paid_for(name):
     """The penalty reaches each learned rate."""
-    network = build(name, (3, 32, 32), 10, dropout=ConcreteDropout)
+    network = NETWORKS[name]((3, 32, 32), 10, dropout=ConcreteDropout)
     noise_penalty(network, 1000).backward()
     noises = [module for module in network.modules() if isinstance(module, ConcreteDropout)]
     assert noises
@@ -315,7 +315,7 @@ def test_in_every_network_every_noise_is_paid_for(name):
 def test_noise_and_penalty_compile_as_one_graph(noise):
     torch.compiler.reset()
     torch.manual_seed(0)
-    network = build("cnn", (1, 8, 8), 10, batchnorm=True, dropout=noise)
+    network = NETWORKS["cnn"]((1, 8, 8), 10, batchnorm=True, dropout=noise)
     images, labels = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 3])
 
     def loss():
@@ -350,7 +350,7 @@ def test_copies_draw_the_same_noise_and_learn_on_their_own(noise, clone):
 def test_a_training_step_is_captured_as_a_cuda_graph(noise):
     """Replays draw new noise, and move the learned rates, without a word from the host."""
     torch.manual_seed(0)
-    network = build("cnn", (1, 8, 8), 10, batchnorm=True, dropout=noise).cuda()
+    network = NETWORKS["cnn"]((1, 8, 8), 10, batchnorm=True, dropout=noise).cuda()
     images, labels = torch.randn(4, 1, 8, 8, device="cuda"), torch.tensor([0, 1, 2, 3], device="cuda")
     optimiser = torch.optim.Adam(network.parameters(), lr=1e-3, capturable=True)
 

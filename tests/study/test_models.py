@@ -9,7 +9,7 @@ from torch import nn
 
 from maxgain.errors import RecipeError
 from maxgain.study import models
-from maxgain.study.models import NETWORKS, build
+from maxgain.study.models import NETWORKS
 
 NATIVE = {"vgg19": (3, 32, 32), "svhn_vgg": (3, 32, 32), "wrn16_4": (3, 32, 32), "cnn": (1, 8, 8), "mlp": (1, 8, 8)}
 EVERY_KIND = [(False, None), (True, None), (False, nn.Dropout), (True, nn.Dropout)]
@@ -21,7 +21,7 @@ every_kind = pytest.mark.parametrize(("batchnorm", "dropout"), EVERY_KIND)
 def on_meta(name, shape, classes=10, **kind):
     """A network without memory: enough for shapes, names and counts, and free."""
     with torch.device("meta"):
-        return build(name, shape, classes, **kind)
+        return NETWORKS[name](shape, classes, **kind)
 
 
 def size(network):
@@ -188,7 +188,7 @@ def test_dropout_rates_are_the_papers():
 def test_dropout_feeds_a_layer_and_follows_a_relu(name):
     """Each noise takes activations, never pixels, and what it puts out goes straight into a weight."""
     torch.manual_seed(0)
-    network = build(name, NATIVE[name], 10, batchnorm=True, dropout=nn.Dropout)
+    network = NETWORKS[name](NATIVE[name], 10, batchnorm=True, dropout=nn.Dropout)
     noises, fed = [], set()
     for module in network.modules():
         if isinstance(module, nn.Dropout):
@@ -203,7 +203,7 @@ def test_dropout_feeds_a_layer_and_follows_a_relu(name):
 @every_network
 def test_initial_weights_are_he_normal(name):
     torch.manual_seed(0)
-    network = build(name, NATIVE[name], 10, batchnorm=True)
+    network = NETWORKS[name](NATIVE[name], 10, batchnorm=True)
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             fan_in = module.weight[0].numel()
@@ -222,7 +222,7 @@ def test_initial_weights_are_he_normal(name):
 def test_a_seed_gives_the_same_weights_with_and_without_batch_norm_and_dropout(name):
     def weights(seed, batchnorm, dropout):
         torch.manual_seed(seed)
-        network = build(name, NATIVE[name], 10, batchnorm=batchnorm, dropout=dropout)
+        network = NETWORKS[name](NATIVE[name], 10, batchnorm=batchnorm, dropout=dropout)
         layers = [module for module in network.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
         return torch.cat([layer.weight.detach().flatten() for layer in layers])
 
@@ -235,7 +235,7 @@ def test_a_seed_gives_the_same_weights_with_and_without_batch_norm_and_dropout(n
 @every_kind
 def test_a_training_step_lowers_the_loss(name, batchnorm, dropout):
     torch.manual_seed(0)
-    network = build(name, NATIVE[name], 10, batchnorm=batchnorm, dropout=dropout)
+    network = NETWORKS[name](NATIVE[name], 10, batchnorm=batchnorm, dropout=dropout)
     images, labels = torch.rand(4, *NATIVE[name]) * 2 - 1, torch.tensor([3, 1, 4, 1])
     optimiser = torch.optim.SGD(network.parameters(), lr=1e-3)
 
@@ -259,7 +259,7 @@ def test_small_networks_learn_to_read_digits(name):
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 8 - 1
     labels = torch.tensor(digits.target)
-    network = build(name, (1, 8, 8), 10)
+    network = NETWORKS[name]((1, 8, 8), 10)
     optimiser = torch.optim.Adam(network.parameters(), lr=2e-3)
     for _ in range(3):
         for batch in torch.randperm(1000).split(50):
@@ -283,7 +283,7 @@ def test_networks_compile_as_one_graph(name, batchnorm):
 @pytest.mark.parametrize("name", ["wrn16_4", "cnn", "mlp"])
 def test_evaluation_is_deterministic_and_survives_pickling(name):
     torch.manual_seed(0)
-    network = build(name, NATIVE[name], 10, batchnorm=True, dropout=nn.Dropout).eval()
+    network = NETWORKS[name](NATIVE[name], 10, batchnorm=True, dropout=nn.Dropout).eval()
     images = torch.rand(2, *NATIVE[name])
     expected = network(images)
     assert torch.equal(network(images), expected)
@@ -295,14 +295,14 @@ def test_evaluation_is_deterministic_and_survives_pickling(name):
 )
 def test_an_unknown_network_is_answered_with_the_nearest_name(wrong, right):
     with pytest.raises(RecipeError, match=f"no network '{wrong}': did you mean '{right}'"):
-        build(wrong, (3, 32, 32), 10)
+        NETWORKS[wrong]((3, 32, 32), 10)
 
 
 def test_a_name_like_no_other_is_answered_with_all_names():
     with pytest.raises(RecipeError, match="'transformer': there are vgg19, svhn_vgg, wrn16_4, cnn, mlp"):
-        build("transformer", (3, 32, 32), 10)
+        NETWORKS["transformer"]((3, 32, 32), 10)
 
 
 def test_images_too_small_for_the_pools_are_refused():
     with pytest.raises(RecipeError, match="5 times needs at least 32×32 pixels, not 8×8"):
-        build("vgg19", (1, 8, 8), 10)
+        NETWORKS["vgg19"]((1, 8, 8), 10)

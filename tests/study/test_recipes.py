@@ -11,7 +11,7 @@ from torch import nn
 from maxgain import MaxGain
 from maxgain.errors import MaxGainError, RecipeError, RegulariserError
 from maxgain.study.data.table import DATASETS
-from maxgain.study.models import NETWORKS, build
+from maxgain.study.models import NETWORKS
 from maxgain.study.recipes import RECIPES, Recipe, from_json, key, recipe_named, run_name, to_json
 from maxgain.study.regularisers import REGULARISERS, filled, noise_for, parse, settled, spelt, with_gamma
 
@@ -240,7 +240,7 @@ def test_recipes_have_different_keys_and_names() -> None:
 
 
 def rates(regulariser: str) -> list[float]:
-    network = build("cnn", (1, 8, 8), 10, dropout=noise_for(settled(regulariser)))
+    network = NETWORKS["cnn"]((1, 8, 8), 10, dropout=noise_for(settled(regulariser)))
     return [module.p for module in network.modules() if isinstance(module, nn.Dropout)]
 
 

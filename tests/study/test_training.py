@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from maxgain.study import evaluate
 from maxgain.study.data import table as datasets
 from maxgain.study.data.splits import Dataset, Split
-from maxgain.study.models import build
+from maxgain.study.models import NETWORKS
 from maxgain.study.recipes import RECIPES
 from maxgain.study.training import PADDING, DivergedError, Training, augmented, train
 
@@ -47,7 +47,7 @@ def test_training_is_the_plain_loop(digits: Dataset, network: str, optimiser: st
     orders, rates, scores = [], [], []
 
     torch.manual_seed(7)
-    model = build(network, (1, 8, 8), 10)
+    model = NETWORKS[network]((1, 8, 8), 10)
     decayed = [module.weight for module in model.modules() if isinstance(module, nn.Conv2d)]
     others = [p for p in model.parameters() if not any(p is q for q in decayed)]
     groups = [{"params": part, "weight_decay": decay} for part, decay in ((others, 0.0), (decayed, 0.01)) if part]
@@ -99,7 +99,7 @@ def test_weights_start_as_the_network_makes_them(digits: Dataset) -> None:
     recipe = replace(RECIPE, network="cnn", regulariser="maxgain=0.1+batchnorm+dropout", seed=3)
     training = Training(recipe, digits, CPU)
     torch.manual_seed(3)
-    built = build("cnn", (1, 8, 8), 10, batchnorm=True, dropout=nn.Dropout).state_dict()
+    built = NETWORKS["cnn"]((1, 8, 8), 10, batchnorm=True, dropout=nn.Dropout).state_dict()
     assert training.model.state_dict().keys() == built.keys()
     assert all(torch.equal(training.model.state_dict()[name], tensor) for name, tensor in built.items())
 
@@ -240,14 +240,14 @@ def test_only_a_recipe_that_says_so_augments(digits: Dataset, monkeypatch: pytes
 def test_evaluation_is_the_plain_loop() -> None:
     split = datasets.load("digits").train
     assert len(split) % evaluate.BATCH, "the last batch is to be an incomplete one"
-    model = build("cnn", (1, 8, 8), 10, batchnorm=True, dropout=nn.Dropout)
+    model = NETWORKS["cnn"]((1, 8, 8), 10, batchnorm=True, dropout=nn.Dropout)
     model(torch.randn(64, 1, 8, 8))  # running statistics that are not what they began as
     model.features.eval()
     score = evaluate.evaluate(model, split)
     assert model.training, "modes are put back"
     assert not model.features.training
 
-    exact = build("cnn", (1, 8, 8), 10, batchnorm=True).double().eval()
+    exact = NETWORKS["cnn"]((1, 8, 8), 10, batchnorm=True).double().eval()
     exact.load_state_dict({name: tensor.double() for name, tensor in model.state_dict().items()})
     losses, hits = [], 0
     for image, label in zip(split.images, split.labels, strict=True):

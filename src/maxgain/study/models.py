@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from maxgain.errors import RecipeError
 
-from .wording import unknown
+from .wording import Named
 
 Shape = tuple[int, int, int]
 """Channels, height and width of an image."""
@@ -110,20 +110,8 @@ def wrn(
 
 wrn16_4: Builder = partial(wrn, depth=16, width=4)
 
-NETWORKS: dict[str, Builder] = {
-    "vgg19": vgg19,
-    "svhn_vgg": svhn_vgg,
-    "wrn16_4": wrn16_4,
-    "cnn": cnn,
-    "mlp": mlp,
-}
-
-
-def build(name: str, shape: Shape, classes: int, *, batchnorm: bool = False, dropout: Noise | None = None) -> nn.Module:
-    """The network of that name for images of ``shape``, as a row of ``NETWORKS`` makes it."""
-    if name not in NETWORKS:
-        raise RecipeError(unknown("network", name, NETWORKS))
-    return NETWORKS[name](shape, classes, batchnorm=batchnorm, dropout=dropout)
+_ROWS: dict[str, Builder] = {"vgg19": vgg19, "svhn_vgg": svhn_vgg, "wrn16_4": wrn16_4, "cnn": cnn, "mlp": mlp}
+NETWORKS = Named("network", RecipeError, _ROWS)
 
 
 def _vgg(

@@ -21,7 +21,7 @@ from maxgain.errors import RegulariserError
 
 from .dropout import ConcreteDropout, GaussianDropout, VariationalDropout, noise_penalty
 from .models import BLOCK_RATE, CONV_RATE, DENSE_RATE
-from .wording import unknown
+from .wording import Named
 
 if TYPE_CHECKING:
     from .recipes import Recipe
@@ -109,7 +109,7 @@ def _is_factor(factor: float) -> bool:
 FACTORS = (1, 0.5, 1.5, 0.75, 1.25, 0.25, 1.6, 0.35, 0.6, 0.9, 1.1, 1.4)
 """Of the paper's dropout rates, which are the first one."""
 
-REGULARISERS: dict[str, Regulariser] = {
+_ROWS = {
     row.name: row
     for row in (
         Regulariser("none", about="No regulariser: the baseline."),
@@ -269,6 +269,7 @@ REGULARISERS: dict[str, Regulariser] = {
         ),
     )
 }
+REGULARISERS = Named("regulariser", RegulariserError, _ROWS)
 
 
 @dataclass(frozen=True)
@@ -300,8 +301,6 @@ def parse(text: str) -> tuple[Chosen, ...]:
     chosen = []
     for part in map(str.strip, text.split("+")):
         name, gives_number, number = part.partition("=")
-        if name not in REGULARISERS:
-            raise RegulariserError(unknown("regulariser", name, REGULARISERS))
         row, value = REGULARISERS[name], None
         if gives_number:
             if row.parameter is None:

@@ -19,7 +19,7 @@ from maxgain.errors import RunError
 
 from . import capture
 from .data.splits import Dataset, Split
-from .models import build
+from .models import NETWORKS
 from .ranks import ALONE, Ranks
 from .recipes import Recipe
 from .regularisers import PenaltyInputs, noise_for
@@ -217,8 +217,7 @@ class Training:
 def build_model(recipe: Recipe, dataset: Dataset, device: torch.device) -> nn.Module:
     """The recipe's network with what its regularisers build into it, freshly initialised; nothing watches it yet."""
     channels, height, width = dataset.train.images.shape[1:]
-    model = build(
-        recipe.network,
+    model = NETWORKS[recipe.network](
         (channels, height, width),
         len(dataset.classes),
         batchnorm=any(choice.row.batchnorm for choice in recipe.chosen),
