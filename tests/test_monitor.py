@@ -179,6 +179,11 @@ def test_steps_without_a_gain_are_no_part_of_the_history() -> None:
     assert [alarm.usual for alarm in alarms_of([1.0, math.nan] * ENOUGH + [5.0])] == [1.0]
 
 
+def test_a_layer_that_begins_at_zero_sounds_an_alarm_that_can_be_read() -> None:
+    (alarm,) = alarms_of([0.0] * ENOUGH + [3.0])
+    assert str(alarm).startswith("step 10: the gain of layer 'layer' is 3, and was usually 0.")
+
+
 def test_by_default_an_alarm_is_a_warning_that_names_layer_numbers_and_a_remedy() -> None:
     constraint = Showing("features.0", "head")
     monitor = Monitor(constraint)  # type: ignore[arg-type]

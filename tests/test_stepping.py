@@ -254,6 +254,86 @@ def test_what_is_meant_is_not_noticed() -> None:
     averaged.update_parameters(model)
 
 
+@pytest.mark.parametrize("constrain", [MaxGain, Lipschitz, MaxNorm])
+def test_the_second_of_two_optimisers_is_noticed_if_the_first_alone_is_attached(constrain: Any) -> None:
+    model = net()
+    optimisers = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.Adam(model[2].parameters())]
+    constrain(model, GAMMA).attach(optimisers[0])
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            backward(model)
+            for optimiser in optimisers:
+                optimiser.step()
+
+    with pytest.warns(
+        MeasurementWarning, match=r"these layers to their bounds: '2'. They are updated by an optimiser \(Adam\)"
+    ) as said:
+        train(UPDATES_UNTIL_NOTICED + 5)
+    assert len(said) == 1
+
+
+def test_a_second_optimiser_of_layers_that_have_no_bound_need_not_be_attached() -> None:
+    model = net()
+    optimisers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model[0], model[2])]
+    MaxGain(model, {"0": GAMMA, "2": float("inf")}).attach(optimisers[0])
+    for _ in range(UPDATES_UNTIL_NOTICED + 1):
+        backward(model)
+        for optimiser in optimisers:
+            optimiser.step()
+
+
+class Unfinished(torch.optim.Optimizer):
+    """Whose author forgot to call ``super().__init__``."""
+
+    def __init__(self, params: Any) -> None:
+        self.param_groups = [{"params": list(params)}]
+
+
+def test_an_optimiser_without_hooks_is_refused_with_what_to_do() -> None:
+    model = net()
+    with pytest.raises(AttachError, match=r"this Unfinished was made without .* call super\(\).__init__"):
+        MaxGain(model, GAMMA).attach(Unfinished(model.parameters()))
+
+
+class Growing(torch.optim.SGD):
+    """Does something to the weights after the step of its base class."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter.mul_(3)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_an_optimiser_that_calls_the_step_of_its_base_class_projects_once_and_last(every: int) -> None:
+    model, x = net(), torch.randn(8, 6)
+    torch.optim.SGD(model.parameters())  # from now on torch calls hooks after the step of the base class too
+    optimiser = Growing(model.parameters(), lr=0.0)
+    constraint = MaxGain(model, GAMMA, measure="fresh", every=every).attach(optimiser)
+    for step in range(4):
+        model(x).sum().backward()
+        optimiser.step()
+        largest = max(float(gains.max()) for gains in measure_gains(model, [x]).gains.values())
+        assert largest == pytest.approx(GAMMA if step % every == 0 else 3 * GAMMA, rel=1e-4)
+    assert set(constraint.scales.values()) != {1.0}
+
+
+def test_an_optimisers_only_layer_need_not_run_in_its_first_step() -> None:
+    model = nn.ModuleDict({name: nn.Linear(6, 6) for name in ("always", "sometimes")})
+    optimisers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model.values()]
+    constraint = MaxGain(model, GAMMA)
+    for optimiser in optimisers:
+        constraint.attach(optimiser)
+    model["always"](torch.randn(8, 6)).sum().backward()
+    optimisers[0].step()
+    with pytest.warns(
+        MeasurementWarning, match="not measured by the first step, so not constrained in it: 'sometimes'"
+    ):
+        optimisers[1].step()
+
+
 def test_a_constraint_that_is_gone_hears_nothing() -> None:
     model = net()
     MaxGain(model, GAMMA).attach(torch.optim.SGD(model.parameters(), lr=0.1)).detach()

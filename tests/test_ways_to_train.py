@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -154,3 +155,7 @@ def test_step_projects_for_those_who_update_weights_themselves() -> None:
     for name, scale in constraint.scales.items():
         assert scale < 1
         torch.testing.assert_close(model.state_dict()[f"{name}.weight"], before[f"{name}.weight"] * scale)
+
+
+def test_counts_may_be_those_of_numpy() -> None:
+    assert MaxGain(net(), every=np.int64(2)).every == 2

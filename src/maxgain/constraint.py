@@ -76,7 +76,7 @@ class Constraint(ABC):
         self._shares: dict[Optimizer | None, Share] = {}
         self._observers = self._make_observers()
         self._hooks: list[Hook] = []
-        self._missed = Missed(self._layers, type(self).__name__)
+        self._missed = Missed(self._layers, self.bounds, type(self).__name__)
         self._unproven: set[str] = set()
         """The layers that no step has found a size of yet."""
         self._said_silent: set[str] = set()
@@ -245,7 +245,10 @@ class Constraint(ABC):
     # How a step goes.
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._project(self._share(optimizer), torch_quirks.found_inf(optimizer))
+        # Its own class, its base class and torch's: only then may one step have called another.
+        may_be_within = len([cls for cls in type(optimizer).__mro__ if "step" in vars(cls)]) > 2
+        if not (may_be_within and torch_quirks.is_within_a_step(optimizer)):
+            self._project(self._share(optimizer), torch_quirks.found_inf(optimizer))
 
     def _drop(self, optimizer: Optimizer) -> None:
         """After ``GradScaler.step``: whatever is still there belongs to a step that was skipped."""
@@ -332,7 +335,7 @@ class Constraint(ABC):
             return
         trained = {layer.name: k for layer, k in zip(share.layers, known, strict=True) if layer.weight.requires_grad}
         silent = [name for name, k in trained.items() if not k and name in self._unproven]
-        if silent and len(silent) == len(trained):
+        if silent and len(silent) == len(trained) and len(self._unproven) == len(self._names):
             raise NotMeasuredError(
                 f"a step was taken, but none of the {len(silent)} layers was measured ({silent[0]!r}, ...). "
                 f"{self.why_unknown}"

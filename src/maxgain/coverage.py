@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from . import kernels
+from . import kernels, torch_quirks
 from .distributed import is_sharded
 from .errors import AttachError, BoundError, MeasurementWarning, PatternError, UnsupportedLayerError
 from .functional import check_bound, check_globs
@@ -157,9 +157,8 @@ def torch_optimizer_in(optimizer: Any, layers: Sequence[FoundLayer]) -> Optimize
     weights = {id(layer.weight) for layer in layers}
     while True:
         held = parameters_of(optimizer) & weights if hasattr(optimizer, "param_groups") else set()
-        parts = [*getattr(optimizer, "__dict__", {}).values(), getattr(optimizer, "optimizer", None)]
-        inside = {id(part): part for part in parts if isinstance(part, Optimizer) and part is not optimizer}
-        same = [part for part in inside.values() if (theirs := parameters_of(part) & weights) and theirs >= held]
+        inside = torch_quirks.optimizers_in(optimizer)
+        same = [part for part in inside if (theirs := parameters_of(part) & weights) and theirs >= held]
         if len(same) != 1:
             break
         optimizer = same[0]
@@ -167,6 +166,11 @@ def torch_optimizer_in(optimizer: Any, layers: Sequence[FoundLayer]) -> Optimize
         raise AttachError(
             f"attach() takes a torch.optim.Optimizer or a wrapper that holds one, not {type(optimizer).__name__}; "
             "with anything else call step() yourself after each update."
+        )
+    if not hasattr(optimizer, "_optimizer_step_post_hooks"):
+        raise AttachError(
+            f"this {type(optimizer).__name__} was made without torch.optim.Optimizer's __init__, so nothing can follow "
+            "its steps: call super().__init__(params, defaults) in its own, or call step() yourself after each update."
         )
     return optimizer
 

@@ -6,7 +6,7 @@ The problem that training solves under MaxGain is ``min f(W_1, ..., W_l)`` subje
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -229,9 +229,9 @@ def check_bound(bound: float, what: str = "gamma") -> float:
 
 def check_count(what: str, value: Any, least: int = 1) -> int:
     """Return the value if it is a whole number that can be counted to."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
+    if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= MOST:
         raise MaxGainError(f"{what} must be a whole number from {least} to {MOST:,}, not {value!r:.40}.")
-    return value
+    return int(value)
 
 
 def as_float(value: Any) -> float:

@@ -40,9 +40,12 @@ class Alarm:
     """When."""
 
     def __str__(self) -> str:
+        # A layer may begin at zero, of which nothing is a multiple.
+        compared = (
+            f"{self.gain / self.usual:.1f} times its usual {self.usual:.4g}" if self.usual else "and was usually 0"
+        )
         return (
-            f"step {self.step}: the gain of layer {self.layer or ITSELF!r} is {self.gain:.4g}, "
-            f"{self.gain / self.usual:.1f} times its usual {self.usual:.4g}. "
+            f"step {self.step}: the gain of layer {self.layer or ITSELF!r} is {self.gain:.4g}, {compared}. "
             "Look at its input and its learning rate, or give it a bound."
         )
 

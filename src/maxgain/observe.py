@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -351,12 +351,15 @@ class Missed:
     """
 
     layers: Sequence[FoundLayer]
+    bounds: Mapping[str, float]
     what: str
     paused: bool = False
     attached: dict[Optimizer, RemovableHandle] = field(default_factory=dict)
     is_stepping: bool = False
     count: int = 0
     """How often weights have changed since an attached optimiser stepped."""
+    strangers: int = 0
+    """How often an optimiser that is not attached has updated weights that no attached one holds."""
     _version: int | None = None
     _by: str = ""
 
@@ -394,9 +397,26 @@ class Missed:
         """An optimiser that is not attached has stepped; does it update constrained weights?"""
         if self.is_stepping or self.paused:
             return
-        if parameters_of(optimizer) & {id(layer.weight) for layer in self.layers if layer.weight.requires_grad}:
+        held = parameters_of(optimizer)
+        updated = [layer for layer in self.layers if id(layer.weight) in held and layer.weight.requires_grad]
+        followed = set[int]().union(*map(parameters_of, self.attached))
+        if left := [layer.name for layer in updated if id(layer.weight) not in followed]:
+            self._a_stranger_steps(optimizer, [name for name in left if self.bounds[name] != float("inf")])
+        elif updated:
             self._by = f" (a {type(optimizer).__name__} does)"
             self._one_more()
+
+    def _a_stranger_steps(self, optimizer: Optimizer, bounded: list[str]) -> None:
+        self.strangers += bool(bounded)
+        if bounded and self.strangers == UPDATES_UNTIL_NOTICED:
+            names = ", ".join(map(repr, bounded[:8])) + (f" and {len(bounded) - 8} more" if len(bounded) > 8 else "")
+            warnings.warn(
+                f"nothing holds these layers to their bounds: {names}. They are updated by an optimiser "
+                f"({type(optimizer).__name__}) that is not attached to this {self.what}: attach it too, or leave them "
+                "out with exclude.",
+                MeasurementWarning,
+                stacklevel=2,
+            )
 
     def _one_more(self) -> None:
         self.count += 1

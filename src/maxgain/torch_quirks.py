@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -37,9 +38,17 @@ def after_scaler_step(optimizer: Optimizer, method: Callable[[Optimizer], None])
         @functools.wraps(step)
         def telling(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             result = step(scaler, optimizer, *args, **kwargs)
-            for listener in list(_listeners.get(optimizer, ())):
-                if (method := listener()) is not None:
-                    method(optimizer)
+            stepped: dict[int, Any] = {}
+            waiting: list[Any] = [optimizer]  # what was attached may be inside it
+            while waiting:
+                one = waiting.pop()
+                if id(one) not in stepped:
+                    stepped[id(one)] = one
+                    waiting += optimizers_in(one)
+            for one in stepped.values():
+                for listener in list(_listeners.get(one, ())) if isinstance(one, Optimizer) else ():
+                    if (method := listener()) is not None:
+                        method(one)
             return result
 
         telling.tells_maxgain = True  # type: ignore[attr-defined]
@@ -52,6 +61,12 @@ def forget_scaler_step(optimizer: Optimizer, method: Callable[[Optimizer], None]
     _listeners[optimizer].remove(WeakMethod(method))
 
 
+def optimizers_in(wrapper: Any) -> list[Optimizer]:
+    """The torch optimisers that a wrapper (Accelerate's, SAM, Lookahead) holds directly."""
+    parts = [*getattr(wrapper, "__dict__", {}).values(), getattr(wrapper, "optimizer", None)]
+    return list({id(part): part for part in parts if isinstance(part, Optimizer) and part is not wrapper}.values())
+
+
 def found_inf(optimizer: Optimizer) -> Tensor | None:
     """Positive where a fused optimiser was told, inside ``GradScaler.step``, to leave its weights alone.
 
@@ -59,6 +74,23 @@ def found_inf(optimizer: Optimizer) -> Tensor | None:
     the device. Seen on torch 2.11 to 2.13. Guarded by tests/promises/test_amp.py.
     """
     return getattr(optimizer, "found_inf", None)
+
+
+def is_within_a_step(optimizer: Optimizer) -> bool:
+    """Whether the step whose hooks are being called was itself called by a step of the same optimiser.
+
+    Torch wraps the ``step`` of every class that it made an optimiser of, so hooks are called twice where a class of
+    one's own calls ``super().step()``, provided that somebody has made one of its base class before. The inner call is
+    too early: what the class does to the weights afterwards would not be seen. Seen on torch 2.11 to 2.13. Guarded by
+    tests/test_stepping.py.
+    """
+    code = getattr(type(optimizer).step, "__code__", None)  # the same for all that torch wraps
+    frame, calls = sys._getframe(), 0
+    while frame is not None and calls < 2:
+        if frame.f_code is code and (frame.f_locals.get("args") or (None,))[0] is optimizer:
+            calls += 1
+        frame = frame.f_back  # type: ignore[assignment]
+    return calls > 1
 
 
 # --- Hooks ------------------------------------------------------------------------------------------------------------

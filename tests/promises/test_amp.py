@@ -128,6 +128,28 @@ def test_promise_08_one_of_two_optimisers_skips(make_optimiser: Callable[[Any], 
     assert constraint.scales["2"] < 1
 
 
+def test_promise_08_a_skipped_step_of_a_wrapper_is_a_skipped_step() -> None:
+    class Wrapper:
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer, self.param_groups = optimizer, optimizer.param_groups
+
+        def step(self) -> None:
+            self.optimizer.step()
+
+    model, scaler = nn.Linear(6, 3), torch.amp.GradScaler("cpu")
+    optimiser: Any = Wrapper(torch.optim.SGD(model.parameters(), lr=0.0))
+    constraint = MaxGain(model, gamma=0.1).attach(optimiser)
+    for factor in (1.0, float("inf")):
+        scaler.scale(model(torch.randn(4, 6)).sum() * factor).backward()
+        scaler.step(optimiser)
+        scaler.update()
+    gains = constraint.gains
+    with torch.no_grad():
+        model.weight.zero_()
+    model(torch.randn(4, 6))
+    assert constraint.gains[""] < 1e-6 < gains[""]  # nothing of the skipped batch is left
+
+
 def test_promise_08_a_scaler_that_is_switched_off_steps_always() -> None:
     training = Training(OPTIMISERS["sgd"])
     training.scaler = torch.amp.GradScaler("cpu", enabled=False)
