@@ -29,9 +29,9 @@ class Rounding:
     """Finds such layers among those that are watched, and has them measured without their biases."""
 
     def __init__(self, hooks: Iterable[Hook]) -> None:
-        self.open = {hook.layer.name: hook for hook in hooks if _adds_a_bias(hook.layer)}
-        """The layers that are measured the usual way."""
-        self._without = set[str]()
+        self._hooks = {hook.layer.name: hook for hook in hooks if _adds_a_bias(hook.layer)}
+        self.without_bias = set[str]()
+        """The layers that are measured without their biases."""
         self._shares: dict[str, Tensor] = {}
         self._asked: tuple[list[str], Tensor] | None = None
 
@@ -45,32 +45,32 @@ class Rounding:
             self._shares = {}
         for name, share in zip(ready[0], ready[1].tolist(), strict=True) if ready else ():
             self._judge(name, share)
-        for name, hook in self.open.items():
-            hook.note = partial(self._note, name)
+        for name in self._hooks.keys() - self.without_bias:
+            self._hooks[name].note = partial(self._note, name)
 
     def marks(self, names: Iterable[str]) -> list[int]:
         """Of each layer: 2 if it is measured without its bias, 1 if its next forward is looked at; for a state."""
-        armed = {name for name, hook in self.open.items() if hook.note is not None}
-        return [2 if name in self._without else int(name in armed) for name in names]
+        noting = {name for name, hook in self._hooks.items() if hook.note is not None}
+        return [2 if name in self.without_bias else int(name in noting) for name in names]
 
     def load(self, marks: Mapping[str, float]) -> None:
         """Take up what ``marks`` told."""
-        for name, hook in list(self.open.items()):
-            hook.note = partial(self._note, name) if marks[name] == 1 else None
+        for name in self._hooks.keys() - self.without_bias:
+            self._hooks[name].note = partial(self._note, name) if marks[name] == 1 else None
             if marks[name] == 2:
                 self._judge(name, math.inf)
 
     def _judge(self, name: str, share: float) -> None:
-        if share > TOO_MUCH and name in self.open:
-            hook = self.open.pop(name)
-            self._without.add(name)
+        if share > TOO_MUCH and name not in self.without_bias:
+            self.without_bias.add(name)
+            hook = self._hooks[name]
             hook.note = None
             hook.observe = partial(_observe_without_bias, hook.layer, hook.observe)
 
     def _note(self, name: str, x: Any, output: Any, others: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if type(x) is not Tensor or torch_quirks.is_simulated(x) or torch_quirks.is_capturing(x.device):
             return  # this forward is not one to learn from; the next may be
-        hook = self.open[name]
+        hook = self._hooks[name]
         if type(output) is not Tensor or not hook.layer.module.training or not x.numel():
             return
         hook.note = None
@@ -88,8 +88,8 @@ def rounding_share(layer: FoundLayer, x: Tensor, output: Tensor) -> Tensor:
     x, z = layer.kind.linear_part(layer.module, x.detach(), output.detach())
     largest = gain(z, x, instance_dims=dims).flatten().argmax()
     # take() and not an index, which would wait for the device to know where that is.
-    whole, part = (torch.linalg.vector_norm(v.float(), dim=tuple(range(-dims, 0))).take(largest) for v in (output, z))
-    share: Tensor = torch.finfo(output.dtype).eps / 2 * whole / part
+    both, linear = (torch.linalg.vector_norm(v.float(), dim=tuple(range(-dims, 0))).take(largest) for v in (output, z))
+    share: Tensor = torch.finfo(output.dtype).eps / 2 * both / linear
     return share
 
 
