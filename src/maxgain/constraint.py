@@ -24,7 +24,7 @@ from .coverage import Bound, Share, expect_usable, resolve_bounds, share_of, tel
 from .distributed import local, own_part
 from .errors import AttachError, MeasurementWarning, NotMeasuredError, StateError
 from .functional import shrink_all_
-from .layers import find_layers
+from .layers import ITSELF, find_layers
 from .observe import UNMEASURED, Hook, Missed, Observer
 from .proof import Proofs, Slipping, expect_whole_weights
 
@@ -77,7 +77,7 @@ class Constraint(ABC):
         self._observers = self._make_observers()
         self._hooks: list[Hook] = []
         self._missed = Missed(self._layers, self.bounds, type(self).__name__)
-        self._unproven: set[str] = set()
+        self._never_sized: set[str] = set()
         """The layers that no step has found a size of yet."""
         self._said_silent: set[str] = set()
         """The layers that the user was told are not measured."""
@@ -197,7 +197,7 @@ class Constraint(ABC):
         return tuple(name for name, parameter in self.model.named_parameters() if id(parameter) not in weights)
 
     def __repr__(self) -> str:
-        rows = "".join(f"\n  {name or '(itself)'}: {self.bound_name}={bound:g}" for name, bound in self.bounds.items())
+        rows = "".join(f"\n  {name or ITSELF}: {self.bound_name}={bound:g}" for name, bound in self.bounds.items())
         return f"{type(self).__name__}({rows}\n)"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -235,7 +235,7 @@ class Constraint(ABC):
         for layer, observer in zip(self._layers, self._observers, strict=False):
             if observer.needs_forwards:
                 self._hooks.append(Hook(layer, observer, notes.get(layer.name)))
-        self._unproven = set(self._names) if self.why_unknown else set()
+        self._never_sized = set(self._names) if self.why_unknown else set()
 
     def _pause(self, paused: bool) -> None:
         self._is_paused = self._missed.paused = paused
@@ -259,29 +259,29 @@ class Constraint(ABC):
     def _project(self, share: Share, found_inf: Tensor | None) -> None:
         if self._is_paused or (sizes := self._estimate(share)) is None:
             return
-        if self._sizes.device != share.bounds.device:  # the model was moved
-            self._sizes, self._scales = self._sizes.to(share.bounds.device), self._scales.to(share.bounds.device)
+        device, factors = share.bounds.device, None
+        if self._sizes.device != device:  # the model was moved
+            self._sizes, self._scales = self._sizes.to(device), self._scales.to(device)
         if found_inf is not None:
-            found_inf = found_inf.to(share.bounds.device)
-        if self._unproven or self._proofs is not None:
+            found_inf = found_inf.to(device)
+        if self._never_sized or self._proofs is not None:
             self._check_first(share, sizes)
-        factors: Tensor | None = None
         if isinstance(sizes, list):
             sizes, factors = self._divide_by_entry(share, sizes, found_inf)
         else:
+            self._until_look -= 1
             bounds = self._bounds_now(share, sizes) if self._releases else share.bounds
-            if share.fused is not None:
-                share.fused(sizes, bounds, self._sizes, self._scales, found_inf)
-            else:
+            if share.fused is None:
                 factors = self._divide_by_layer(share, sizes, bounds, found_inf)
+            else:
+                share.fused(sizes, bounds, self._sizes, self._scales, found_inf)
         if factors is not None:  # kept for the user in place, so that a captured step's replays are seen too
             known = sizes >= 0 if found_inf is None else (sizes >= 0) & (found_inf == 0)
             at = slice(None) if share.index is None else share.index
             self._sizes[at] = torch.where(known, sizes, self._sizes[at])
             self._scales[at] = factors.reciprocal()
         self._forget(share)
-        self._until_look -= 1
-        if self._until_look == 0 and isinstance(sizes, Tensor):  # sizes of weights alone come down with them
+        if self._until_look == 0:  # never where sizes are of entries, which come down with them
             self._until_look = self._wait = min(2 * self._wait, MOST_STEPS_BETWEEN_LOOKS)
             self._look(share)
 
@@ -331,16 +331,16 @@ class Constraint(ABC):
             self._proofs.settle([layer for layer, k in zip(share.layers, known, strict=True) if k], self._device)
             if not self._proofs.open:
                 self._proofs = None
-        if blind or not self._unproven:
+        if blind or not self._never_sized:
             return
         trained = {layer.name: k for layer, k in zip(share.layers, known, strict=True) if layer.weight.requires_grad}
-        silent = [name for name, k in trained.items() if not k and name in self._unproven]
-        if silent and len(silent) == len(trained) and len(self._unproven) == len(self._names):
+        silent = [name for name, k in trained.items() if not k and name in self._never_sized]
+        if silent and len(silent) == len(trained) and len(self._never_sized) == len(self._names):
             raise NotMeasuredError(
                 f"a step was taken, but none of the {len(silent)} layers was measured ({silent[0]!r}, ...). "
                 f"{self.why_unknown}"
             )
-        self._unproven.difference_update(layer.name for layer in share.layers)
+        self._never_sized.difference_update(layer.name for layer in share.layers)
         if silent:
             self._said_silent.update(silent)
             warnings.warn(

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from . import kernels, torch_quirks
 from .distributed import is_sharded
 from .errors import AttachError, BoundError, MeasurementWarning, PatternError, UnsupportedLayerError
-from .functional import check_bound, check_globs
-from .layers import FoundLayer, defect, kind_of, matches, refusals
+from .functional import check_bound
+from .layers import FoundLayer, check_globs, defect, kind_of, matches, refusals
 
 Bound = float | Mapping[str, float]
 SIZEABLE = 0.1

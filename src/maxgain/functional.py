@@ -5,14 +5,14 @@ The problem that training solves under MaxGain is ``min f(W_1, ..., W_l)`` subje
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .errors import BoundError, MaxGainError, NormError, PatternError
+from .errors import BoundError, MaxGainError, NormError
 
 MOST = 10**9
 """No count that could ever be reached is larger."""
@@ -275,17 +275,6 @@ def check_callable(what: str, value: Any) -> Callable[..., Any]:
     if not callable(value):
         raise MaxGainError(f"{what} must be a function, not {value!r:.60}.")
     return value  # type: ignore[no-any-return]
-
-
-def check_globs(patterns: Any) -> tuple[str, ...]:
-    """The globs that a text, or several, are; none, if that is what was given."""
-    if patterns is None or isinstance(patterns, str):
-        return () if patterns is None else (patterns,)
-    # An array has ideas of its own about what is equal and what can be iterated over.
-    several = tuple(patterns) if isinstance(patterns, Iterable) and not hasattr(patterns, "shape") else (None,)
-    if not all(isinstance(glob, str) for glob in several):
-        raise PatternError(f"include and exclude take a glob over dotted layer names or several, not {patterns!r:.60}.")
-    return several
 
 
 def _check_pair(z: Tensor, x: Tensor, instance_dims: int) -> None:

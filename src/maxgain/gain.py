@@ -117,6 +117,12 @@ class MaxGain(Constraint):
         """How many instances of each layer had a gain that was not finite, and were left out."""
         return dict(zip(self._names, self._tally.over_devices(self._device)[1].tolist(), strict=True))
 
+    def detach(self) -> None:
+        """Leave the model and its optimisers as they were before; the weights stay as they are."""
+        super().detach()
+        self._rounding = None
+        self._until_look, self._wait = FIRST_LOOK
+
     def _make_observers(self) -> list[RunningMaximum]:
         self._tally = Tally(len(self._layers), self._dtype)
         self._maxima = [
@@ -175,12 +181,6 @@ class MaxGain(Constraint):
                 MeasurementWarning,
                 stacklevel=2,
             )
-
-    def detach(self) -> None:
-        """Leave the model and its optimisers as they were before; the weights stay as they are."""
-        super().detach()
-        self._rounding = None
-        self._until_look, self._wait = FIRST_LOOK
 
     def _look_at(self, dropped: Tensor) -> None:
         """Warn of measurements that were dropped, without ever waiting for an accelerator."""

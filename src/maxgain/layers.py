@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from .errors import NothingToConstrainError, PatternError, UnsupportedLayerError
-from .functional import batch_norm_diagonal, check_globs, without_bias
+from .functional import batch_norm_diagonal, without_bias
 
+ITSELF = "(itself)"
+"""What a model that is a single layer is called, because its dotted name is empty."""
 LinearPart = Callable[[Any, Tensor, Any], tuple[Tensor, Tensor]]
 Instance = Literal["auto", "sample"]
 
@@ -282,7 +284,7 @@ def find_layers(
     found: list[FoundLayer] = []
     refused: list[tuple[str, nn.Module, str]] = []
     known: list[str] = []
-    skipped_inside: str | None = None
+    inside_refused: tuple[str, ...] = ()
     for path, module in model.named_modules():
         # torch.compile adds a step to the names of what it wraps.
         name = ".".join(step for step in path.split(".") if step != "_orig_mod")
@@ -294,23 +296,19 @@ def find_layers(
             continue
         known.append(name)
         unused -= {glob for glob in unused if matches(name, glob)}
-        if skipped_inside is not None and name.startswith(skipped_inside):
+        if name.startswith(inside_refused):
             continue
-        if any(matches(name, glob) for glob in excluded):
-            if reason is not None:
-                skipped_inside = f"{name}."
-            continue
-        if included is not None:
-            if not any(matches(name, glob) for glob in included):
-                continue
-        elif kind is not None and not kind.by_default:
+        is_excluded = any(matches(name, glob) for glob in excluded)
+        is_by_default = included is None and (kind is None or kind.by_default)
+        is_wanted = is_by_default or any(matches(name, glob) for glob in included or ())
+        if reason is not None and (is_excluded or is_wanted):
+            inside_refused += (f"{name}.",)
+        if is_excluded or not is_wanted:
             continue
         if reason is not None:
             refused.append((name, module, reason))
-            skipped_inside = f"{name}."
-            continue
-        assert kind is not None
-        found.append(FoundLayer(name, module, kind, own_forward))
+        elif kind is not None:
+            found.append(FoundLayer(name, module, kind, own_forward))
     if refused:
         raise UnsupportedLayerError(refusals(refused, "constrained" if rescale else "measured"))
     if unused:
@@ -343,6 +341,17 @@ def refusals(refused: list[tuple[str, nn.Module, str]], verb: str) -> str:
         return f"{said} Leave it out with exclude={name!r}."
     names = [name for name, _, _ in refused]
     return f"{said} Neither can {', '.join(map(repr, names[1:]))}. Leave them out with exclude={names!r}."
+
+
+def check_globs(patterns: Any) -> tuple[str, ...]:
+    """The globs that a text, or several, are; none, if that is what was given."""
+    if patterns is None or isinstance(patterns, str):
+        return () if patterns is None else (patterns,)
+    # An array has ideas of its own about what is equal and what can be iterated over.
+    several = tuple(patterns) if isinstance(patterns, Iterable) and not hasattr(patterns, "shape") else (None,)
+    if not all(isinstance(glob, str) for glob in several):
+        raise PatternError(f"include and exclude take a glob over dotted layer names or several, not {patterns!r:.60}.")
+    return several
 
 
 def matches(name: str, glob: str) -> bool:

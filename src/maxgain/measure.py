@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .errors import MaxGainError, MeasurementWarning, MissingExtraError
 from .functional import check_choice, check_p
-from .layers import FoundLayer, Instance, find_layers
+from .layers import ITSELF, FoundLayer, Instance, find_layers
 from .observe import Hook, layer_gains
 from .strict_json import number, report
 from .text import html_table, text_table
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-ITSELF = "(itself)"
-"""What a model that is a single layer is called in tables."""
 QUANTILES = {"min": 0.0, "lower_quartile": 0.25, "median": 0.5, "upper_quartile": 0.75, "max": 1.0}
 Quantiles = tuple[float, float, float, float, float]
 

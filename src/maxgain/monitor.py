@@ -17,11 +17,10 @@ from typing import Any
 from .constraint import Constraint
 from .errors import MaxGainError, MeasurementWarning
 from .functional import check_callable, check_count, check_positive
+from .layers import ITSELF
 
 Send = Callable[[dict[str, float], int], None]
 
-ITSELF = "(itself)"
-"""How a model that is a single layer is written, whose dotted name is empty."""
 ENOUGH = 10
 """How many gains a layer must have shown before one of them can be called unusual."""
 

@@ -12,8 +12,8 @@ from .constraint import Constraint
 from .coverage import Bound, Share
 from .distributed import whole
 from .errors import UnsupportedLayerError
-from .functional import check_globs, check_p, finite, widened
-from .layers import FoundLayer, find_layers
+from .functional import check_p, finite, widened
+from .layers import FoundLayer, check_globs, find_layers
 
 
 class MaxNorm(Constraint):

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ..errors import NotMeasuredError
 from ..functional import check_count, check_is, check_positive
-from ..layers import FoundLayer, find_layers
-from ..measure import ITSELF, call, evaluating, rich_table
+from ..layers import ITSELF, FoundLayer, find_layers
+from ..measure import call, evaluating, rich_table
 from ..observe import Hook
 from ..strict_json import number, report
 from ..text import html_table, text_table
