@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
-from ..coverage import Bound
+from ..coverage import Bound, parameters_of
 from ..errors import AttachError
 from ..gain import MaxGain
 from ..monitor import curves
@@ -36,11 +35,12 @@ class ConstrainingCallback:
         constraint = MaxGain(model, self.gamma, **self.options)
         free = set(constraint.unconstrained)
         weights = {id(parameter) for name, parameter in model.named_parameters() if name not in free}
-        found = [unwrapped(optimizer) for optimizer in optimizers]
+        found = list(optimizers)
         if not found:
             raise AttachError("there is no optimiser to constrain the steps of.")
         # Of several optimisers some may have nothing to do with the constrained weights; not all of them, though.
-        for optimizer in [optimizer for optimizer in found if weights & _held(optimizer)] or found[:1]:
+        holding = [one for one in found if hasattr(one, "param_groups") and weights & parameters_of(one)]
+        for optimizer in holding or found[:1]:
             constraint.attach(optimizer)
         self.constraint = constraint
         return constraint
@@ -55,17 +55,6 @@ class ConstrainingCallback:
         return curves(self.constraint, self.constraint.gains) if self.constraint is not None else {}
 
 
-def unwrapped(optimizer: Any) -> Any:
-    """The optimiser itself: frameworks hand out wrappers around it, whose hooks nobody calls."""
-    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
-        optimizer = inner
-    return optimizer
-
-
 def _kept(value: Any) -> Any:
     """The value in a form that can be used and saved more than once."""
     return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
-
-
-def _held(optimizer: Any) -> set[int]:
-    return {id(parameter) for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]}
