@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -13,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .errors import MaxGainError, MeasurementWarning, MissingExtraError
+from .errors import MaxGainError, MeasurementWarning
 from .functional import check_choice, check_p
 from .layers import ITSELF, FoundLayer, Instance, find_layers
 from .observe import Hook, layer_gains
 from .strict_json import number, report
-from .text import html_table, text_table
+from .text import extra, html_table, rich_table, text_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,13 +121,10 @@ def measure_gains(
     layers = find_layers(model, include, exclude, rescale=False)
     seen: dict[str, list[Tensor]] = {layer.name: [] for layer in layers}
 
-    def observer(layer: FoundLayer) -> Any:
-        return lambda x, output: seen[layer.name].append(layer_gains(layer, x, output, p, instance).flatten())
+    def observe(layer: FoundLayer, x: Tensor, output: Tensor) -> None:
+        seen[layer.name].append(layer_gains(layer, x, output, p, instance).flatten())
 
-    with ExitStack() as stack:
-        stack.enter_context(evaluating(model))
-        for layer in layers:
-            stack.callback(Hook(layer, observer(layer)).remove)
+    with evaluating(model), watching(layers, observe):
         device = layers[0].weight.device
         for number, batch in enumerate(batches):
             call(model, batch, device, f"batch {number}")
@@ -199,6 +197,15 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+@contextmanager
+def watching(layers: Iterable[FoundLayer], observe: Callable[[FoundLayer, Tensor, Tensor], None]) -> Iterator[None]:
+    """Within this context ``observe(layer, input, output)`` is called whenever one of the layers runs."""
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.callback(Hook(layer, partial(observe, layer)).remove)
+        yield
+
+
 def several(batches: Iterable[Any]) -> Iterable[Any]:
     """The batches, unless it is one that would be taken for many."""
     if isinstance(batches, Tensor | np.ndarray | Mapping | str | bytes):
@@ -238,29 +245,3 @@ def _described(batch: Any) -> str:
     if isinstance(batch, Tensor):
         return f"{str(batch.dtype).removeprefix('torch.')} of shape {tuple(batch.shape)}"
     return type(batch).__name__
-
-
-def rich_table(columns: list[str], rows: list[list[str]], *, title: str, caption: str | None = None) -> Table:
-    """A table for the terminal, that folds long names and never cuts them; for those without rich's `print` too."""
-    with extra("rich"):
-        from rich.table import Table
-
-    class Printed(Table):
-        def __str__(self) -> str:
-            return text_table(columns, rows, title=title, caption=caption or "")
-
-    table = Printed(title=title, caption=caption)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", overflow="fold", no_wrap=bool(i))
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-@contextmanager
-def extra(package: str) -> Iterator[None]:
-    """Says what to install where an optional package is missing."""
-    try:
-        yield
-    except ImportError as error:
-        raise MissingExtraError(f"this needs {package}: pip install 'maxgain[study]'.") from error

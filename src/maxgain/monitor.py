@@ -120,7 +120,7 @@ class Monitor:
             return
         gains = self.constraint.gains
         self._send(curves(self.constraint, gains), step)
-        for name, gain in finite(gains).items():
+        for name, gain in measured(gains).items():
             self._look(name, gain, step)
 
     def _look(self, name: str, gain: float, step: int) -> None:
@@ -136,14 +136,14 @@ class Monitor:
 
 def curves(constraint: Constraint, gains: Mapping[str, float]) -> dict[str, float]:
     """One number per curve: the gain of every layer that has one, and what a bounded layer was multiplied by."""
-    known = finite(gains)
+    known = measured(gains)
     bounded = [name for name in known if math.isfinite(constraint.bounds[name])]
     scales = constraint.scales if bounded else {}
     numbers = {f"gain/{name or ITSELF}": gain for name, gain in known.items()}
     return numbers | {f"scale/{name or ITSELF}": scales[name] for name in bounded}
 
 
-def finite(gains: Mapping[str, float]) -> dict[str, float]:
+def measured(gains: Mapping[str, float]) -> dict[str, float]:
     """The gains of the layers that have one."""
     return {name: gain for name, gain in gains.items() if math.isfinite(gain)}
 

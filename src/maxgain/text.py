@@ -1,7 +1,16 @@
-"""Tables as plain text and as HTML, for those who print a report or look at one in a notebook."""
+"""Tables as plain text, as HTML and for the terminal: a report printed, in a notebook, on the command line."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from html import escape
+from typing import TYPE_CHECKING
+
+from .errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Row = Sequence[str]
 
@@ -42,3 +51,29 @@ def html_table(columns: Row, rows: Sequence[Row], *, title: str, caption: str = 
     body = "".join(line(row, "td") for row in rows)
     foot = f"<p>{escape(caption)}</p>" if caption else ""
     return f"<p>{escape(title)}</p><table><thead>{line(columns, 'th')}</thead><tbody>{body}</tbody></table>{foot}"
+
+
+def rich_table(columns: Row, rows: Sequence[Row], *, title: str, caption: str | None = None) -> Table:
+    """A table for rich, which folds long names and never cuts them; Python's own ``print`` shows it as plain text."""
+    with extra("rich"):
+        from rich.table import Table
+
+    class Printed(Table):
+        def __str__(self) -> str:
+            return text_table(columns, rows, title=title, caption=caption or "")
+
+    table = Printed(title=title, caption=caption)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", overflow="fold", no_wrap=bool(i))
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+@contextmanager
+def extra(package: str) -> Iterator[None]:
+    """Says what to install where an optional package is missing."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(f"this needs {package}: pip install 'maxgain[study]'.") from error

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +14,9 @@ from torch import Tensor, nn
 from ..errors import NotMeasuredError
 from ..functional import check_count, check_is, check_positive
 from ..layers import ITSELF, FoundLayer, find_layers
-from ..measure import call, evaluating, rich_table
-from ..observe import Hook
+from ..measure import call, evaluating, watching
 from ..strict_json import number, report
-from ..text import html_table, text_table
+from ..text import html_table, rich_table, text_table
 from .largest import Norm, largest_singular_value
 from .maps import LinearMap, Sizes, check_operator_p, instance_sizes, linear_map
 from .network import NotAChainError, chain_constant
@@ -149,12 +147,10 @@ def _sizes_in_forward(model: nn.Module, layers: list[FoundLayer], example_input:
     """Every size of input that each layer is given."""
     sizes: dict[str, set[Sizes]] = {layer.name: set() for layer in layers}
 
-    def observer(layer: FoundLayer) -> Callable[[Tensor, Tensor], None]:
-        return lambda x, output: sizes[layer.name].add(instance_sizes(layer, x, output))
+    def observe(layer: FoundLayer, x: Tensor, output: Tensor) -> None:
+        sizes[layer.name].add(instance_sizes(layer, x, output))
 
-    with ExitStack() as stack:
-        for layer in layers:
-            stack.callback(Hook(layer, observer(layer)).remove)
+    with watching(layers, observe):
         call(model, example_input, layers[0].weight.device, "the example")
     return sizes
 
