@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maxgain import MaxGain
+from maxgain import MaxGain, measure_gains
 
 
 def linear_part(layer: nn.Module, x: Tensor, size: torch.Size) -> Tensor:
@@ -66,3 +66,13 @@ def test_fresh_gains_hold_the_bound_exactly_on_the_steps_batches() -> None:
                 assert largest == pytest.approx(0.5, rel=1e-5)
             records.clear()
         assert any(scale < 1 for scale in constraint.scales.values())
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 5), (2, 5)])
+def test_an_output_padding_that_no_output_size_asks_for_is_replayed(shape: tuple[int, ...]) -> None:
+    layer = nn.ConvTranspose1d(2, 3, kernel_size=2, padding=1, dilation=2, output_padding=1)
+    constraint = MaxGain(layer, 0.1, measure="fresh")
+    x = torch.randn(shape)
+    layer(x)
+    constraint.step()
+    assert measure_gains(layer, [x]).gains[""].max() == pytest.approx(0.1, rel=1e-4)

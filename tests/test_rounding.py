@@ -1,12 +1,13 @@
 """A gain is that of the linear part (promise 2), also where the bias is so large that the output hardly shows it."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from maxgain import MaxGain
+from maxgain import MaxGain, measure_gains
 
 
 def exact_gain(layer: nn.Module, x: Tensor) -> float:
@@ -153,3 +154,37 @@ def test_a_constraint_that_is_attached_again_looks_anew():
     for _ in range(3):
         learn(model, optimiser, torch.randn(8, 16).bfloat16())
     assert list(constraint._rounding.without_bias) == ["0"]
+
+
+FAINT: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "dense": (nn.Linear(6, 5), (8, 6)),
+    "convolution": (nn.Conv2d(3, 4, 3), (8, 3, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("name", FAINT)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("faint", [1e-6, 1e-12, 1e-20])
+def test_promise_02_a_first_batch_with_an_instance_near_zero_does_not_shrink_the_weight(faint, dtype, name):
+    torch.manual_seed(0)
+    layer, shape = FAINT[name]
+    layer = copy.deepcopy(layer).to(dtype)
+    x = torch.randn(shape).to(dtype)
+    x[3] *= faint
+    exact = exact_gain(layer, x)
+    assert max(measure_gains(layer, [x]).gains[""]) == pytest.approx(exact, rel=0.02)
+    constraint = MaxGain(layer, exact / 2)
+    layer(x)
+    constraint.step()
+    assert constraint.gains[""] == pytest.approx(exact, rel=0.02)
+    assert constraint.scales[""] == pytest.approx(0.5, rel=0.02)
+
+
+def test_an_instance_of_zeros_makes_no_layer_run_again(monkeypatch):
+    layer, x = nn.Linear(6, 5), torch.randn(8, 6)
+    x[3] = 0
+    constraint = MaxGain(layer, 0.1)
+    output = layer(x)
+    monkeypatch.setattr(layer, "forward", None)
+    constraint._maxima[0](x, output)
+    assert constraint.gains[""] == pytest.approx(exact_gain(layer, x[x.any(1)]), rel=1e-4)

@@ -57,7 +57,7 @@ def instance_gains(z: Tensor, x: Tensor, p: float, instance_dims: int) -> Tensor
     wide = torch.promote_types(torch.promote_types(z.dtype, x.dtype), torch.float32)
     if x.device.type == "cpu" and not torch.compiler.is_compiling():
         # Looking at a result is free here: take plain norms, and others only where these cannot be trusted.
-        plain = _gain_of_plain_norms(z, x, p, dims, wide)
+        plain = gain_of_plain_norms(z, x, p, dims, wide)
         if plain is not None:
             return plain
     if p == math.inf or (wide == torch.float32 and p <= LARGEST_POWER and x.device.type != "mps"):
@@ -76,20 +76,25 @@ def channelwise_gains(x: Tensor, scales: Tensor, p: float) -> Tensor | None:
     norms = torch.linalg.vector_norm(x, ord=p, dim=tuple(range(2, x.dim())), dtype=wide)
     # By scales of at most 1, so that what was too small to count in a channel's norm is too small to count in Wx.
     largest = scales.abs().amax()
-    ratio = _gain_of_plain_norms(norms * (scales / largest), norms, p, (-1,), wide)
+    ratio = gain_of_plain_norms(norms * (scales / largest), norms, p, (-1,), wide)
     return None if ratio is None else ratio * largest
 
 
-def _gain_of_plain_norms(z: Tensor, x: Tensor, p: float, dims: tuple[int, ...], wide: torch.dtype) -> Tensor | None:
-    """One pass over each tensor; None if a power may have overflowed, or one that matters underflowed."""
+def gain_of_plain_norms(
+    z: Tensor, x: Tensor, p: float, dims: tuple[int, ...], wide: torch.dtype, least_z: float = 0.0
+) -> Tensor | None:
+    """One pass over each tensor; None if a power may have overflowed, or one that matters underflowed.
+
+    And if some norm of z is not above ``least_z``.
+    """
     limits, low, high = torch.finfo(wide), 0.0, math.inf
     if p != math.inf:
         # An entry whose power was flushed to zero is then below the rounding of a sum of as many as 1e7 entries.
         low, high = (limits.tiny / limits.eps * 1e7) ** (1 / p), (limits.max * limits.eps) ** (1 / p)
     z_norm, x_norm = (torch.linalg.vector_norm(v, ord=p, dim=dims, dtype=wide) for v in (z, x))
-    for norm in (z_norm, x_norm) if z_norm.numel() else ():
+    for norm, above in ((z_norm, max(low, least_z)), (x_norm, low)) if z_norm.numel() else ():
         least, largest = (value.item() for value in norm.aminmax())
-        if not low < least <= largest < high:  # nor where one is nan
+        if not above < least <= largest < high:  # nor where one is nan
             return None
     ratio: Tensor = z_norm / x_norm
     return ratio
@@ -131,6 +136,13 @@ def without_bias(output: Tensor, bias: Tensor | None, channel_dims: int) -> Tens
     # As it was added: autocast rounds the bias, and what it rounds off would be a gain for inputs near zero.
     rounded = bias.to(output.dtype).to(torch.promote_types(output.dtype, torch.float32))
     return output - rounded.view(-1, *[1] * (channel_dims - 1))
+
+
+def lost_beside(bias: Tensor, entries: int, p: float, dtype: torch.dtype) -> float:
+    """The norm up to which ``Wx``, of so many entries, may be off by more than 3 % after it was added to a bias."""
+    norm = torch.linalg.vector_norm(bias, ord=p, dtype=torch.promote_types(bias.dtype, torch.float32)).item()
+    norm *= (entries / max(1, bias.numel())) ** (1 / p)  # of the bias at all positions that it is added at
+    return 16 * torch.finfo(dtype).eps * norm if math.isfinite(norm) else 0.0
 
 
 def normalised(x: Tensor, scale: Tensor, variance: Tensor, eps: float) -> Tensor:

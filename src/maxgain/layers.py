@@ -52,8 +52,8 @@ class LayerKind:
     """The diagonal of W, in the given type, where W is a diagonal matrix."""
     divides_by_its_input: bool = False
     """True where x is the input divided by its own size: Wx is linear in x, but not in the input."""
-    forward_arguments: Callable[[torch.Size], dict[str, Any]] = lambda shape: {}
-    """What ``forward`` must be given besides the input to return an output of this shape again."""
+    forward_arguments: Callable[[Any, Tensor, torch.Size], dict[str, Any]] = lambda layer, x, shape: {}
+    """What ``forward`` must be given besides this input to return an output of this shape again."""
     input_shape: Callable[[Any], tuple[int, ...]] = lambda layer: ()
     """The shape of an input that a layer of this kind takes, for those that have not been given one yet."""
     defect: Callable[[nn.Module], str | None] = lambda layer: None
@@ -83,6 +83,18 @@ def _image(layer: Any) -> tuple[int, ...]:
     return (2, layer.in_channels, *extents)
 
 
+def _output_size(layer: Any, x: Tensor, shape: torch.Size) -> dict[str, Any]:
+    """Of a transposed convolution, if it is not the usual one: some of those can be had by no ``output_size``."""
+    lengths = x.shape[-len(layer.kernel_size) :]
+    settings = layer.stride, layer.padding, layer.dilation, layer.kernel_size, layer.output_padding
+    usual = [
+        (n - 1) * stride - 2 * pad + gap * (k - 1) + 1 + more
+        for n, stride, pad, gap, k, more in zip(lengths, *settings, strict=True)
+    ]
+    asked = list(shape[-len(usual) :])
+    return {} if asked == usual else {"output_size": asked}
+
+
 def _transposed_convolution(instance_dims: int) -> LayerKind:
     # Its weight is laid out as (inputs, outputs / groups, ...). It has several possible output sizes, and was told
     # which of them to take.
@@ -90,7 +102,7 @@ def _transposed_convolution(instance_dims: int) -> LayerKind:
         instance_dims,
         linear_map="TransposedConvolution",
         units=1,
-        forward_arguments=lambda shape: {"output_size": list(shape)},
+        forward_arguments=_output_size,
         input_shape=_image,
     )
 

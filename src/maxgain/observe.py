@@ -7,6 +7,7 @@ What happens in every batch, for every layer, is ``Hook.__call__`` and the ``Run
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,8 +25,9 @@ from . import kernels, torch_quirks
 from .coverage import parameters_of
 from .distributed import is_sharded, whole, whole_weights
 from .errors import MaxGainError, MeasurementWarning, UnsupportedLayerError
-from .functional import channelwise_gains, instance_gains, record
+from .functional import channelwise_gains, gain_of_plain_norms, instance_gains, lost_beside, record
 from .layers import FoundLayer, Instance, defect, refusal
+from .rounding import unrounded
 
 UNMEASURED = -1.0
 """What a maximum holds if nothing was recorded: below every gain, so it exceeds no bound."""
@@ -45,9 +47,17 @@ def layer_gains(layer: FoundLayer, x: Tensor, output: Tensor | None, p: float, i
         scales = layer.kind.diagonal(layer.module, torch.promote_types(layer.weight.dtype, torch.float32))
         if (gains := channelwise_gains(x.detach(), scales, p)) is not None:
             return gains
-    dims = layer.instance_dims(x, instance)
+    dims, own = layer.instance_dims(x, instance), layer.module._parameters
     x, z = layer.kind.linear_part(layer.module, x.detach(), None if output is None else output.detach())
-    return instance_gains(z.detach(), x.detach(), p, dims)
+    bias = own["bias"] if "bias" in own and layer.kind.form == "affine" and not layer.own_forward else None
+    if bias is None or output is None or x.device.type != "cpu" or torch.compiler.is_compiling() or is_sharded(bias):
+        return instance_gains(z.detach(), x.detach(), p, dims)
+    z = z.detach()
+    # Looking is free here: of a Wx that is next to nothing beside the bias, mostly rounding is left.
+    lost = lost_beside(bias.detach(), math.prod(z.shape[z.dim() - dims :]), p, output.dtype)
+    wide = torch.promote_types(torch.promote_types(z.dtype, x.dtype), torch.float32)
+    gains = gain_of_plain_norms(z, x, p, tuple(range(-dims, 0)), wide, lost)
+    return gains if gains is not None else instance_gains(unrounded(layer, x, z, p, dims, lost), x, p, dims)
 
 
 # --- Hooks ------------------------------------------------------------------------------------------------------------
@@ -331,8 +341,9 @@ class RunningMaximum:
         self.kept, self.kept_count = None, 0
 
     def _forward(self, x: Tensor, shape: torch.Size) -> Tensor:
+        module = self.layer.module
         try:
-            output: Tensor = self.layer.module.forward(x, **self.layer.kind.forward_arguments(shape))
+            output: Tensor = module.forward(x, **self.layer.kind.forward_arguments(module, x, shape))
         except TypeError as error:
             reason = "its forward takes more than its input, which measure='fresh' does not keep"
             raise UnsupportedLayerError(refusal(self.layer, "measured afresh", reason)) from error
@@ -409,7 +420,7 @@ class Missed:
     def _a_stranger_steps(self, optimizer: Optimizer, bounded: list[str]) -> None:
         self.strangers += bool(bounded)
         if bounded and self.strangers == UPDATES_UNTIL_NOTICED:
-            names = ", ".join(map(repr, bounded[:8])) + (f" and {len(bounded) - 8} more" if len(bounded) > 8 else "")
+            names = ", ".join(map(repr, bounded))
             warnings.warn(
                 f"nothing holds these layers to their bounds: {names}. They are updated by an optimiser "
                 f"({type(optimizer).__name__}) that is not attached to this {self.what}: attach it too, or leave them "

@@ -2,15 +2,16 @@
 
 ``Wx`` is taken as a layer's output without its bias, which costs nothing. The output is rounded, though: in bfloat16 an
 entry of 1000 is known to within 2, whatever was added to the bias. Where that matters, ``Wx`` is computed again without
-the bias. Whether it matters is looked at from time to time, so that no forward in between pays for it.
+the bias. On a CPU every forward is looked at. On an accelerator that would be waiting, so it is done from time to time.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,9 @@ from . import torch_quirks
 from .distributed import is_sharded, whole_weights
 from .functional import gain
 from .layers import FoundLayer
-from .observe import Hook
+
+if TYPE_CHECKING:
+    from .observe import Hook
 
 TOO_MUCH = 0.25
 """How large the rounding of an output may be next to ``Wx``: it then changes a gain by half a per cent."""
@@ -93,6 +96,22 @@ def rounding_share(layer: FoundLayer, x: Tensor, output: Tensor) -> Tensor:
     return share
 
 
+@torch.no_grad()
+def unrounded(layer: FoundLayer, x: Tensor, z: Tensor, p: float, dims: int, lost: float) -> Tensor:
+    """``Wx`` of a layer, which is run once more without its bias if some instance's z is as small as ``lost``."""
+    over = tuple(range(-dims, 0))
+    z_norm, x_norm = (torch.linalg.vector_norm(v, ord=p, dim=over, dtype=torch.float64) for v in (z, x))
+    if bool(((z_norm <= lost) & (x_norm > 0)).any()):
+        with _without_bias(layer):
+            z = layer.module.forward(x, **layer.kind.forward_arguments(layer.module, x, z.shape))
+    return z
+
+
+def _without_bias(layer: FoundLayer) -> AbstractContextManager[None]:
+    bias: Tensor = layer.module._parameters["bias"]  # type: ignore[assignment]
+    return whole_weights(layer.module, {"bias": torch.zeros_like(bias)})
+
+
 def _adds_a_bias(layer: FoundLayer) -> bool:
     return layer.kind.form == "affine" and not layer.own_forward and layer.module._parameters.get("bias") is not None
 
@@ -106,5 +125,5 @@ def _observe_without_bias(
     if bias is None or is_sharded(bias) or not layer.module.training:
         observe(x, output)
         return
-    with whole_weights(layer.module, {"bias": torch.zeros_like(bias)}):
-        observe(x, layer.module.forward(x, **layer.kind.forward_arguments(output.shape)))
+    with _without_bias(layer):
+        observe(x, layer.module.forward(x, **layer.kind.forward_arguments(layer.module, x, output.shape)))
