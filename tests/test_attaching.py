@@ -95,7 +95,7 @@ def test_pauses_neither_measure_nor_project_and_may_be_nested() -> None:
     assert constraint.gains != gains
 
 
-def test_two_constraints_on_different_layers_of_one_model() -> None:
+def test_two_constraints_on_different_layers_of_one_model_leave_each_other_alone() -> None:
     model = net()
     optimiser = sgd(model, lr=0.0)
     first = MaxGain(model, gamma=0.1, include="0").attach(optimiser)

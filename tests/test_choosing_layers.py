@@ -81,7 +81,7 @@ def scale_layer() -> Iterator[type[nn.Module]]:
     KINDS.pop(Scale, None)
 
 
-def test_a_layer_type_of_the_users_own(scale_layer: type[nn.Module]) -> None:
+def test_a_layer_type_of_ones_own_is_constrained_once_it_is_registered(scale_layer: type[nn.Module]) -> None:
     model = nn.Sequential(scale_layer())
     with pytest.raises(NothingToConstrainError):
         MaxGain(model)
@@ -94,7 +94,9 @@ def test_a_layer_type_of_the_users_own(scale_layer: type[nn.Module]) -> None:
 
 
 @each_measure
-def test_a_layer_type_that_says_what_its_linear_part_is(scale_layer: type[nn.Module], measure: Any) -> None:
+def test_a_layer_type_is_measured_by_the_linear_part_that_it_was_registered_with(
+    scale_layer: type[nn.Module], measure: Any
+) -> None:
     class Shifted(scale_layer):  # type: ignore[misc, valid-type]
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) + 100

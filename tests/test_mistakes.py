@@ -28,7 +28,7 @@ def test_a_bound_is_a_positive_number(gamma: Any) -> None:
 
 
 @pytest.mark.parametrize("p", [0, 0.99, -2, math.nan, "2", None])
-def test_p_names_a_norm(p: Any) -> None:
+def test_p_is_a_number_from_1_to_inf(p: Any) -> None:
     with pytest.raises(NormError, match="p must be a number from 1 to inf"):
         MaxGain(net(), p=p)
 

@@ -116,7 +116,7 @@ def test_promise_16_rounding_decides_nothing(dtype, name):
             train(model, torch.randn(shape).to(dtype), constraint=constraint)
 
 
-def test_promise_16_under_autocast():
+def test_promise_16_a_layer_is_tried_under_autocast_too():
     for make, fine in ((Scaled, True), (Squared, False)):
         model = nn.Sequential(make(6, 4))
         optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -131,7 +131,7 @@ def test_promise_16_under_autocast():
 
 
 @pytest.mark.parametrize("make", [Scaled, Squared])
-def test_promise_16_under_torch_compile(make):
+def test_promise_16_a_layer_is_tried_under_torch_compile_too_and_not_recompiled(make):
     torch.compiler.reset()
     model = nn.Sequential(make(6, 4))
     optimiser = torch.optim.SGD(model.parameters(), lr=0.0)

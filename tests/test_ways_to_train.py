@@ -104,7 +104,7 @@ def test_parameters_may_be_added_to_the_optimiser_later() -> None:
     assert constraint.scales["0"] < 1
 
 
-def test_an_optimiser_that_evaluates_the_model_itself() -> None:
+def test_an_optimiser_that_evaluates_the_model_itself_is_measured_in_all_of_its_evaluations() -> None:
     model = net()
     optimiser = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
     constraint = MaxGain(model, gamma=0.1).attach(optimiser)
@@ -125,7 +125,7 @@ def test_an_optimiser_that_evaluates_the_model_itself() -> None:
 
 
 @pytest.mark.parametrize("scheduler_first", [False, True])
-def test_a_learning_rate_schedule(scheduler_first: bool) -> None:
+def test_a_learning_rate_schedule_may_be_made_before_or_after_attaching(scheduler_first: bool) -> None:
     model = net()
     optimiser = sgd(model)
     constraint = MaxGain(model, gamma=0.01)

@@ -45,7 +45,7 @@ def test_promise_05_hooks_that_change_the_output_come_after_the_measurement() ->
     assert constraint.gains[""] == pytest.approx(largest_gain(out / 1000, x), rel=1e-5)
 
 
-def test_promise_05_nor_does_a_hook_that_was_put_before_ours_later() -> None:
+def test_promise_05_a_hook_that_is_put_before_ours_later_comes_after_the_measurement_too() -> None:
     layer, x = nn.Linear(6, 5), torch.randn(8, 6)
     constraints = [MaxGain(layer), MaxGain(layer, p=1.0)]
     layer.register_forward_hook(lambda module, args, output: 10 * output, prepend=True)
@@ -58,7 +58,7 @@ def test_promise_05_nor_does_a_hook_that_was_put_before_ours_later() -> None:
             constraint.discard()
 
 
-def test_promise_05_nor_does_a_hook_of_a_module_that_took_the_layers_place_and_its_hooks() -> None:
+def test_promise_05_the_hooks_of_a_module_that_took_the_layers_place_come_after_the_measurement_too() -> None:
     old, new, x = nn.Linear(6, 5, bias=False), nn.Linear(6, 5, bias=False), torch.randn(8, 6)
     constraint = MaxGain(old)
     new.weight = old.weight

@@ -107,7 +107,7 @@ MAGNITUDES = {  # what squares or fourth powers would spoil in the dtype itself,
     ("dtype", "magnitude"), [(dtype, magnitude) for dtype, row in MAGNITUDES.items() for magnitude in row]
 )
 @pytest.mark.parametrize("p", [1, 1.5, 2, 3, 4, math.inf])
-def test_promise_04_any_p_and_any_magnitude(dtype: torch.dtype, magnitude: float, p: float) -> None:
+def test_promise_04_a_gain_is_right_for_any_p_and_any_magnitude(dtype: torch.dtype, magnitude: float, p: float) -> None:
     layer = nn.Linear(40, 30, bias=False, dtype=dtype)
     x = (torch.randn(5, 40, dtype=torch.float64) * magnitude).to(dtype)
     constraint = MaxGain(layer, p=p)

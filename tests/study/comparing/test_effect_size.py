@@ -33,7 +33,7 @@ def test_effect_interval_holds_the_effects_that_t_does_not_contradict(ratio):
 
 @pytest.mark.parametrize("n", [2, 3, 10, 100])
 @pytest.mark.parametrize("t", [0.01, 3.0, 40.0, 900.0, 1100.0, 1e6])
-def test_effect_interval_for_any_t(n, t):
+def test_effect_interval_is_right_for_any_t(n, t):
     # Differences with mean t / sqrt(n) and standard deviation 1.
     shape = np.linspace(-1, 1, n)
     differences = shape / shape.std(ddof=1) + t / math.sqrt(n)

@@ -29,7 +29,7 @@ from score_examples import FOLDS, quick
         ([None], [None]),
     ],
 )
-def test_holm_by_hand(p, adjusted):
+def test_holm_gives_what_is_found_by_hand(p, adjusted):
     assert holm(p) == [value if value is None else pytest.approx(value) for value in adjusted]
 
 
@@ -38,7 +38,7 @@ probabilities = st.lists(st.floats(0, 1), max_size=8)
 
 @quick
 @given(probabilities)
-def test_holm_by_its_definition(p):
+def test_holm_rejects_what_its_definition_rejects(p):
     # Step down from the smallest: reject while p_(i) <= alpha / (m - i). Just above its adjusted p, each is rejected.
     adjusted = holm(p)
     for i, own in enumerate(adjusted):
@@ -53,7 +53,7 @@ def test_holm_by_its_definition(p):
 
 @quick
 @given(probabilities, st.randoms(use_true_random=False))
-def test_holm_never_lowers_keeps_the_order_and_ignores_it(p, random):
+def test_holm_lowers_no_p_keeps_which_is_smaller_and_does_not_depend_on_their_order(p, random):
     adjusted = holm(p)
     assert all(after >= before for before, after in zip(p, adjusted, strict=True))
     assert all(adjusted[i] <= adjusted[j] for i in range(len(p)) for j in range(len(p)) if p[i] < p[j])

@@ -29,7 +29,7 @@ def as_arrays(scores):
     return a, b
 
 
-def test_students_sleep_data():
+def test_the_paired_test_of_students_sleep_data_is_that_of_textbooks():
     test = paired_t(SLEEP_A, SLEEP_B)
     # By hand: the differences add up to 15.8 and their squares to 38.58, so s² = (38.58 - 15.8²/10) / 9.
     s = math.sqrt((38.58 - 15.8**2 / 10) / 9)
@@ -47,7 +47,7 @@ def test_students_sleep_data():
 
 @quick
 @given(pairs)
-def test_agrees_with_scipy(scores):
+def test_the_paired_test_agrees_with_scipy(scores):
     a, b = as_arrays(scores)
     ours = paired_t(a, b)
     if ours.p_value is None:
@@ -151,7 +151,7 @@ def test_the_papers_p_values_follow_from_its_table_by_this_procedure(ours, their
 # Overlapping training sets
 
 
-def test_correction_by_hand():
+def test_the_correction_for_overlap_is_what_is_found_by_hand():
     # Ten-fold cross-validation: t = 1.58 / sqrt((1/10 + 1/9) s²), with s² as in the sleep data above.
     test = corrected_t(SLEEP_A, SLEEP_B, 1 / 9)
     s = math.sqrt((38.58 - 15.8**2 / 10) / 9)
@@ -165,7 +165,7 @@ def test_correction_by_hand():
 
 @quick
 @given(pairs, st.floats(0.01, 10))
-def test_correction_only_makes_the_test_more_cautious(scores, ratio):
+def test_the_correction_for_overlap_only_makes_the_test_more_cautious(scores, ratio):
     a, b = as_arrays(scores)
     plain, corrected = paired_t(a, b), corrected_t(a, b, ratio)
     if plain.p_value is None:
