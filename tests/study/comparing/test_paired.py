@@ -50,7 +50,8 @@ def test_the_paired_test_of_students_sleep_data_is_that_of_textbooks():
 def test_the_paired_test_agrees_with_scipy(scores):
     a, b = as_arrays(scores)
     ours = paired_t(a, b)
-    if ours.p_value is None:
+    if len({round(1000 * (one - other)) for one, other in scores}) == 1:
+        assert ours.p_value is None
         return
     theirs = stats.ttest_rel(a, b)
     interval = theirs.confidence_interval(0.95)

@@ -99,7 +99,7 @@ def test_notes_about_the_data_are_passed_on():
     assert "Note: half of SVHN." in built({"none": NONE}, note="half of SVHN").text
 
 
-def test_one_run_has_a_page_with_its_score_curves_gains_and_command(tmp_path):
+def test_one_run_has_a_page_with_its_score_curves_gains_and_command():
     run = synthetic_run("maxgain", accuracy=0.9725)
     shown = Elements(build_page(Records((run,), (), ()), alone={run["key"]}))
     assert "MaxGain (γ = 2) on digits: 97.25 % on the test set" in shown.text

@@ -166,7 +166,7 @@ def test_a_score_leads_to_its_run_and_a_run_to_its_command(whole_page):
     assert re.search(r'id="m0">.*?<pre>.*?compare', whole_page, re.DOTALL)
 
 
-def test_intervals_lie_on_one_axis_with_zero(whole_page):
+def test_intervals_lie_on_one_axis_with_zero():
     shown = built({"none": NONE, "dropout": LIKE, "maxgain": BETTER})
     zeros = {a["style"] for tag, a in shown.elements if tag == "td" and "style" in a}
     assert len(zeros) == 1
