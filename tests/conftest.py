@@ -1,9 +1,12 @@
-"""What every test begins with: one thread, so that tests may run side by side, and the same random numbers."""
+"""What every test begins with: one thread, as tests may run side by side, the same random numbers and layer types."""
 
 import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
+
+from maxgain.layers import KINDS
 
 torch.set_num_threads(1)
 
@@ -16,3 +19,12 @@ for _signal, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 @pytest.fixture(autouse=True)
 def _same_random_numbers() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _same_layer_types() -> Iterator[None]:
+    """What a test registers is forgotten after it."""
+    shipped = dict(KINDS)
+    yield
+    KINDS.clear()
+    KINDS.update(shipped)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import maxgain
-from maxgain import layers
 from maxgain.errors import MissingExtraError
 
 ROOT = Path(__file__).parent.parent
@@ -21,9 +20,8 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind(tmp_path, monkeypatch):
-    """Examples write files, register layers and seed generators; the next test must not notice."""
+    """Examples write files and seed generators; the next test must not notice."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(layers, "KINDS", dict(layers.KINDS))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
