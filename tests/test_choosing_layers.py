@@ -1,15 +1,16 @@
-"""Bounds and patterns: which layers of a model are constrained, to what, and layer types of one's own."""
+"""Which layers of a model are constrained, by their kind and by patterns, and to which bounds."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from maxgain import MaxGain, register_layer
-from maxgain.errors import NothingToConstrainError
-from small_net import each_measure, net, one_step, sgd
+from maxgain import MaxGain
+from maxgain.layers import KINDS, find_layers
+from small_net import net, one_step, sgd
 
 
 def test_the_first_glob_that_matches_gives_the_bound() -> None:
@@ -32,13 +33,50 @@ def test_each_layer_is_held_to_its_own_bound() -> None:
     )
 
 
-def test_include_and_exclude_choose_layers() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1), nn.LayerNorm(4), nn.GroupNorm(1, 1), nn.Linear(4, 4))
-    assert list(MaxGain(model).bounds) == ["0", "1", "4"], "the scales of layer and group norms are left alone ..."
-    assert list(MaxGain(model, include="*").bounds) == ["0", "1", "2", "3", "4"], "... unless they are asked for"
-    assert list(MaxGain(model, include=["2", "4"]).bounds) == ["2", "4"]
-    assert list(MaxGain(model, exclude=["1", "4"]).bounds) == ["0"]
-    assert list(MaxGain(model, include="[0-2]", exclude="1").bounds) == ["0", "2"]
+def network() -> nn.ModuleDict:
+    return nn.ModuleDict(
+        {
+            "embed": nn.Embedding(5, 4),
+            "stem": nn.Conv1d(4, 4, 1),
+            "body": nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.GELU(), nn.Linear(4, 4)),
+            "norm": nn.BatchNorm1d(4),
+            "groups": nn.GroupNorm(1, 4),
+            "head": nn.Linear(4, 2),
+        }
+    )
+
+
+CHOICES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "scales of layer and group norms are left alone": ({}, ["stem", "body.0", "body.3", "norm", "head"]),
+    "unless they are asked for": (
+        {"include": "*"},
+        ["stem", "body.0", "body.1", "body.3", "norm", "groups", "head"],
+    ),
+    "a glob": ({"include": "body.*"}, ["body.0", "body.1", "body.3"]),
+    "several": ({"include": ["head", "*.1"]}, ["body.1", "head"]),
+    "exclude": ({"exclude": "body.?"}, ["stem", "norm", "head"]),
+    "exclude several": ({"exclude": ["norm", "head"]}, ["stem", "body.0", "body.3"]),
+    "both": ({"include": "body.[0-1]", "exclude": ["*.1"]}, ["body.0"]),
+}
+
+
+@pytest.mark.parametrize(("options", "names"), CHOICES.values(), ids=CHOICES.keys())
+def test_layers_are_chosen_by_kind_and_by_globs_over_their_names(options: dict[str, Any], names: list[str]) -> None:
+    assert list(MaxGain(network(), **options).bounds) == names
+
+
+def test_synchronised_batch_norm_and_subclasses_have_the_row_of_what_they_are() -> None:
+    class Mine(nn.Conv2d):
+        pass
+
+    model = nn.Sequential(nn.SyncBatchNorm(3), Mine(3, 3, 1))
+    assert [layer.kind for layer in find_layers(model)] == [KINDS[nn.modules.batchnorm._BatchNorm], KINDS[nn.Conv2d]]
+
+
+def test_a_refused_layer_that_is_not_asked_for_is_no_obstacle() -> None:
+    model = nn.TransformerEncoderLayer(4, 2, 8)
+    assert list(MaxGain(model, include="linear*").bounds) == ["linear1", "linear2"]
+    assert list(MaxGain(model, exclude="self_attn").bounds) == ["linear1", "linear2"]
 
 
 def test_what_is_inside_an_excluded_layer_may_be_excluded_too() -> None:
@@ -65,36 +103,13 @@ def test_a_quantisable_model_that_is_not_quantised_can_be_constrained() -> None:
     assert list(MaxGain(model).bounds) == ["dense"]
 
 
-class Scale(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = nn.Parameter(torch.full((3,), 4.0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.factor
-
-
-def test_a_layer_type_of_ones_own_is_constrained_once_it_is_registered() -> None:
-    model = nn.Sequential(Scale())
-    with pytest.raises(NothingToConstrainError):
-        MaxGain(model)
-    register_layer(Scale, instance_dims=1, weight="factor")
-    optimiser = sgd(model, lr=0.0)
-    constraint = MaxGain(model, gamma=2.0).attach(optimiser)
-    one_step(model, optimiser, torch.randn(2, 3))
-    assert constraint.gains == {"0": 4.0}
-    assert model[0].factor.tolist() == [2.0, 2.0, 2.0]
-
-
-@each_measure
-def test_a_layer_type_is_measured_by_the_linear_part_that_it_was_registered_with(measure: Any) -> None:
-    class Shifted(Scale):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) + 100
-
-    register_layer(Shifted, 1, lambda layer, x, output: (x, output - 100), weight="factor")
-    model = Shifted()
-    constraint = MaxGain(model, gamma=2.0, measure=measure)
-    model(torch.randn(2, 3))
-    constraint.step()
-    assert constraint.gains[""] == pytest.approx(4.0, rel=1e-4)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+        lambda: nn.utils.prune.l1_unstructured(nn.Linear(4, 4), "weight", amount=0.5),
+    ],
+    ids=["parametrised", "pruned"],
+)
+def test_what_cannot_be_scaled_in_place_can_be_measured(make: Callable[[], nn.Module]) -> None:
+    assert [layer.name for layer in find_layers(nn.Sequential(make()), rescale=False)] == ["0"]

@@ -272,19 +272,6 @@ def test_the_operator_norms_are_those_of_the_explicit_matrix(key, data, seed):
         assert norms["0"] == pytest.approx(np.linalg.norm(linear.W, p), rel=1e-4, abs=1e-6), p
 
 
-@pytest.mark.parametrize("p", NORMS)
-def test_the_tokens_of_a_sequence_are_instances_of_a_dense_layer_unless_whole_samples_are_asked_for(p):
-    torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(3, 4)).double(), torch.randn(5, 7, 3, dtype=torch.float64)
-    by_token, by_sample = MaxGain(model, p=p), MaxGain(model, p=p, instance="sample")
-    model(x)
-    W = model[0].weight.detach().numpy()
-    tokens = Linear(W, x.reshape(35, 3).numpy())
-    samples = Linear(np.kron(np.eye(7), W), x.reshape(5, 21).numpy())
-    assert by_token.gains["0"] == pytest.approx(tokens.gains(p).max())
-    assert by_sample.gains["0"] == pytest.approx(samples.gains(p).max())
-
-
 def test_an_output_size_asked_of_a_transposed_convolution_is_part_of_what_is_measured():
     torch.manual_seed(0)
     layer = nn.ConvTranspose2d(2, 3, 3, stride=2).double()

@@ -58,12 +58,27 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[MaxGainError], str]] = {
         "'head' matches no layer; the layers are '0', '2'",
     ),
     "exclude": (lambda: MaxGain(net(), exclude="1"), PatternError, "'1' matches no layer; the layers are '0', '2'"),
+    "one pattern of several": (
+        lambda: MaxGain(net(), include=["0", "body.*"]),
+        PatternError,
+        r"^the pattern 'body\.\*' matches no layer; the layers are '0', '2'",
+    ),
     "type as pattern": (lambda: MaxGain(net(), include=[nn.Linear]), PatternError, "a glob over dotted layer names"),  # type: ignore[list-item]
     "type as key": (lambda: MaxGain(net(), {nn.Linear: 1.0}), PatternError, "a glob over dotted layer names"),  # type: ignore[dict-item]
     "nothing": (
         lambda: MaxGain(nn.Sequential(nn.ReLU())),
         NothingToConstrainError,
         "Sequential has no layer.*register_layer",
+    ),
+    "nothing but what is left alone": (
+        lambda: MaxGain(nn.Sequential(nn.Embedding(3, 3), nn.LayerNorm(3))),
+        NothingToConstrainError,
+        "^Sequential has no layer to work on: ",
+    ),
+    "a model without parameters": (
+        lambda: MaxGain(nn.ReLU()),
+        NothingToConstrainError,
+        "^ReLU has no layer to work on: ",
     ),
     "nothing left": (lambda: MaxGain(net(), exclude="*"), NothingToConstrainError, "that include and exclude leave"),
     "no optimiser": (

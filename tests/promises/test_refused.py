@@ -1,6 +1,8 @@
 """Promise 11: what cannot be measured is refused by name, and what was not measured is named."""
 
+import ast
 import math
+import re
 import warnings
 from collections.abc import Callable
 
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
-from maxgain import MaxGain
+from maxgain import MaxGain, layers
 from maxgain.errors import MeasurementWarning, NotMeasuredError, UnsupportedLayerError
 
 
@@ -37,6 +39,11 @@ def legacy(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[], nn.Module]:
 INSIDE, COMPUTED = "inside one fused operation", "is not a parameter but computed from others"
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "attention": (lambda: nn.MultiheadAttention(4, 2), "MultiheadAttention", INSIDE),
+    "attention's own projection": (
+        lambda: nn.modules.linear.NonDynamicallyQuantizableLinear(4, 4),
+        "NonDynamicallyQuantizableLinear",
+        INSIDE,
+    ),
     "lstm": (lambda: nn.LSTM(4, 4), "LSTM", INSIDE),
     "gru": (lambda: nn.GRU(4, 4), "GRU", INSIDE),
     "rnn": (lambda: nn.RNN(4, 4), "RNN", INSIDE),
@@ -61,6 +68,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
 }
 
 
+def test_promise_11_every_refused_type_is_tried() -> None:
+    tried = {cls for make, *_ in REFUSED.values() for cls in type(make()).__mro__}
+    assert set(layers.REFUSED) <= tried
+
+
 @pytest.mark.parametrize(("make", "type_name", "reason"), REFUSED.values(), ids=REFUSED.keys())
 def test_promise_11_what_cannot_be_measured_is_refused_by_name_and_the_remedy_helps(
     make: Callable[[], nn.Module], type_name: str, reason: str
@@ -68,17 +80,33 @@ def test_promise_11_what_cannot_be_measured_is_refused_by_name_and_the_remedy_he
     model = nn.Sequential(nn.Linear(4, 4), nn.ModuleDict({"core": make(), "core2": nn.Linear(4, 4)}))
     with pytest.raises(UnsupportedLayerError) as refusal:
         MaxGain(model)
-    message = str(refusal.value)
-    assert f"layer '1.core' ({type_name}) cannot be constrained" in message
-    assert reason in message
-    assert "Leave it out with exclude='1.core'" in message
-    assert list(MaxGain(model, exclude="1.core").bounds) == ["0", "1.core2"], "and nothing else is left out"
+    said = re.fullmatch(
+        rf"layer '1\.core' \({type_name}\) cannot be constrained: (.*)\. Leave it out with exclude='(.*)'\.",
+        str(refusal.value),
+    )
+    assert said, str(refusal.value)
+    assert reason in said[1]
+    assert list(MaxGain(model, exclude=said[2]).bounds) == ["0", "1.core2"], "and nothing else is left out"
+
+
+def test_promise_11_all_refused_layers_are_named_at_once_and_the_remedy_covers_them() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, num_layers=3, enable_nested_tensor=False)
+    with pytest.raises(UnsupportedLayerError) as refusal:
+        MaxGain(model)
+    remedy = re.search(r"exclude=(\[.*\])", str(refusal.value))
+    assert remedy, str(refusal.value)
+    left = MaxGain(model, exclude=ast.literal_eval(remedy[1])).bounds
+    assert list(left) == [f"layers.{i}.linear{j}" for i in range(3) for j in (1, 2)]
 
 
 @pytest.mark.parametrize("make", [lambda: nn.LSTM(4, 4), lambda: nn.Linear(4, 4, dtype=torch.complex64)])
-def test_promise_11_a_model_that_is_such_a_layer_is_refused(make: Callable[[], nn.Module]) -> None:
-    with pytest.raises(UnsupportedLayerError, match="the model itself"):
-        MaxGain(make())
+def test_promise_11_a_model_that_is_such_a_layer_is_refused_without_a_remedy(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    with pytest.raises(UnsupportedLayerError) as refusal:
+        MaxGain(model)
+    assert str(refusal.value).startswith(f"the model itself ({type(model).__name__}) cannot be constrained: ")
+    assert "exclude" not in str(refusal.value)
 
 
 def test_promise_11_a_layer_that_recorded_nothing_by_the_first_step_is_named() -> None:

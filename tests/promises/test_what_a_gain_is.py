@@ -61,18 +61,15 @@ def test_promise_02_batch_norm_is_its_scale_over_the_running_deviation() -> None
 # 3. What an instance is.
 
 
-def test_promise_03_tokens_are_instances_of_a_dense_layer_unless_samples_are_asked_for() -> None:
-    layer = nn.Linear(4, 6, bias=False, dtype=torch.float64)
+@pytest.mark.parametrize("p", [1, 1.5, 2, 3, math.inf])
+def test_promise_03_tokens_are_instances_of_a_dense_layer_unless_samples_are_asked_for(p: float) -> None:
+    layer = nn.Linear(4, 6, dtype=torch.float64)
     x = torch.randn(3, 5, 4, dtype=torch.float64)
-    z = layer(x)
-    for instance, expected in (
-        ("auto", largest_gain(z.flatten(0, 1), x.flatten(0, 1))),
-        ("sample", largest_gain(z, x)),
-    ):
-        constraint = MaxGain(layer, instance=instance)  # type: ignore[arg-type]
-        layer(x)
-        assert constraint.gains[""] == pytest.approx(expected, rel=1e-12)
-        constraint.detach()
+    by_token, by_sample = MaxGain(layer, p=p), MaxGain(layer, p=p, instance="sample")
+    layer(x)
+    z = x @ layer.weight.T
+    assert by_token.gains[""] == pytest.approx(largest_gain(z.flatten(0, 1), x.flatten(0, 1), p), rel=1e-9)
+    assert by_sample.gains[""] == pytest.approx(largest_gain(z, x, p), rel=1e-9)
 
 
 def test_promise_03_samples_are_instances_of_a_convolution() -> None:
