@@ -268,6 +268,19 @@ def test_the_loop_itself_raises_when_it_diverges(digits) -> None:
         next(epochs)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
+def test_a_single_number_that_is_not_finite_is_noticed_wherever_the_model_keeps_it(digits, dtype, value) -> None:
+    training = Training(RECIPE, digits, CPU)
+    training.model.register_buffer("kept", torch.full((5,), torch.finfo(dtype).max, dtype=dtype))
+    training.model.register_buffer("empty", torch.empty(0))
+    training.model.register_buffer("counted", torch.tensor(3))
+    training.expect_finite()
+    training.model.kept[3] = value
+    with pytest.raises(DivergedError, match="in epoch 1 "):
+        training.expect_finite()
+
+
 # Real data.
 
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 
 WARM_UP = 4
 """Steps before the capture, trained as they are: they compile, allocate, and make the optimiser's state."""
-STEPS_WORTH_COMPILING = 20_000
+STEPS_WORTH_COMPILING = 15_000
 """Compiling takes half a minute, and saves a millisecond or two per step."""
+MOST_AHEAD = 2
+"""How many steps of a run wait in the GPU's queue. Two keep the GPU busy. Who sets up a run beside it often has to wait
+until all queues are empty, which takes seconds where a whole epoch is waiting."""
 MOST_COMPILED = 10_000
 """How many networks a process may compile; torch's own limit is meant to find a single one that never ends."""
 
@@ -41,9 +45,10 @@ class Speed:
 
 def step_of(training: Training, speed: Speed) -> Callable[[], None]:
     """What trains on the next batch on a GPU, as fast as that allows."""
-    # By the recipe and the data alone, so that a resumed run does the same. Compiled code has no second derivative.
-    is_long = training.recipe.epochs * training.steps_per_epoch >= STEPS_WORTH_COMPILING
-    if speed.compile and is_long and not training.differentiates_images:
+    # By the recipe and the data alone, so that a resumed run does the same. Whoever trains on one fold trains on all of
+    # them, with the same compiled code. Compiled code has no second derivative.
+    steps = training.recipe.epochs * training.steps_per_epoch * training.folds
+    if speed.compile and steps >= STEPS_WORTH_COMPILING and not training.differentiates_images:
         from torch._dynamo import config
 
         config.recompile_limit = config.accumulated_recompile_limit = MOST_COMPILED
@@ -58,6 +63,8 @@ class _Captured:
         self.training = training
         self.taken = 0
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.ends = cycle([torch.cuda.Event(blocking=True) for _ in range(MOST_AHEAD)])  # type: ignore[no-untyped-call]
+        """Of the last replays."""
 
     def __call__(self) -> None:
         if self.taken < WARM_UP:
@@ -68,7 +75,10 @@ class _Captured:
         if self.graph is None:
             with setting_up:
                 self.graph = self._capture()
+        end = next(self.ends)
+        end.synchronize()
         self.graph.replay()
+        end.record()
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         graph, generator = torch.cuda.CUDAGraph(), self.training.generator

@@ -7,6 +7,7 @@ can be captured as it is, and what must be saved to go on is those tensors, the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from maxgain.errors import RunError
 
@@ -57,7 +59,7 @@ class Training:
 
     def __init__(self, recipe: Recipe, dataset: Dataset, device: torch.device, ranks: Ranks = ALONE) -> None:
         self.recipe = recipe
-        self.fingerprint = dataset.fingerprint
+        self.fingerprint, self.folds = dataset.fingerprint, dataset.folds
         self.device = device
         split = trained_on(recipe, dataset)
         self.images, self.labels = split.images.to(device), split.labels.to(device)
@@ -146,8 +148,9 @@ class Training:
 
     def expect_finite(self) -> None:
         """Raises where the epoch's loss, or what the model has learned, is no longer a number; waits for the device."""
-        kept = [self.loss, *self.model.state_dict().values()]
-        if not torch.stack([tensor.isfinite().all() for tensor in kept]).all():
+        kept = [tensor for tensor in (self.loss, *self.model.state_dict().values()) if tensor.numel()]
+        kept = [tensor for tensor in kept if tensor.is_floating_point() or tensor.is_complex()]
+        if not get_total_norm(kept, math.inf).isfinite():
             raise DivergedError(f"in epoch {self.epoch + 1} the loss or a weight stopped being a finite number.")
 
     def state(self) -> dict[str, Tensor]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import islice
 from multiprocessing import connection, resource_tracker
@@ -32,6 +33,8 @@ Outcome = TypeVar("Outcome")
 
 CHECKPOINT_SECONDS = 60.0
 """How often a run that is one of many saves itself."""
+SWITCH_SECONDS = 5e-4
+"""For how long a thread may keep Python to itself; a step on a GPU takes some milliseconds."""
 PATIENCE = 30.0
 """Seconds that a run gets to save itself when everything is to stop."""
 
@@ -76,7 +79,7 @@ def in_threads(
     `stop` is called in the end; it asks those to stop that still run because another one has raised.
     """
     upcoming = iter(jobs)
-    with ThreadPoolExecutor(threads) as pool:
+    with _switching_fast(), ThreadPoolExecutor(threads) as pool:
         try:
             running: dict[Future[Outcome], Job] = {pool.submit(work, job): job for job in islice(upcoming, threads)}
             while running:
@@ -144,6 +147,17 @@ def _stop(running: Collection[Future[Outcome]], processes: Collection[BaseProces
     if wait(running, timeout=PATIENCE).not_done:
         for process in processes:
             process.kill()
+
+
+@contextmanager
+def _switching_fast() -> Iterator[None]:
+    """A thread that compiles does not keep the others waiting for long, who need Python for a moment in every step."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _start_quiet_tracker() -> None:

@@ -1,0 +1,132 @@
+"""The step of a GPU, captured and replayed: it trains as the plain step does, alone or beside others."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from maxgain.study import capture, checkpoint
+from maxgain.study.capture import Speed, step_of
+from maxgain.study.cli import app as cli
+from maxgain.study.comparing import records
+from maxgain.study.data.splits import Dataset
+from maxgain.study.data.table import load
+from maxgain.study.recipes import RECIPES, Recipe
+from maxgain.study.training import DivergedError, Training, train
+
+CPU = torch.device("cpu")
+RECIPE = replace(RECIPES["digits"], epochs=2, fold=0, augment=True, learning_rate=0.01)
+PLAIN = Speed(graph=False, compile=False)
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+every_kind = pytest.mark.parametrize("regulariser", ["none", "maxgain=0.8+batchnorm", "maxgain=0.8+dropout"])
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load("digits", fold=0)
+
+
+def trained(recipe: Recipe, dataset: Dataset, speed: Speed) -> Training:
+    device = torch.device("cuda")
+    with capture.stream_for(device):
+        training = Training(recipe, dataset, device)
+        for _ in train(training, speed=speed):
+            pass
+    return training
+
+
+def everything(training: Training) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in training.state().items()}
+
+
+# Whether to compile.
+
+
+@pytest.mark.parametrize(
+    ("steps", "folds", "is_compiled"), [(14_999, 1, False), (15_000, 1, True), (1_499, 10, False), (1_500, 10, True)]
+)
+def test_a_network_is_compiled_if_all_folds_together_have_enough_steps(digits, steps, folds, is_compiled) -> None:
+    recipe = replace(RECIPE, epochs=steps, batch_size=len(digits.train))
+    training = Training(recipe, replace(digits, folds=folds), CPU)
+    step_of(training, Speed(graph=False))
+    assert (training.forward is not training.model) == is_compiled
+
+
+@pytest.mark.parametrize(("regulariser", "speed"), [("none", PLAIN), ("gradpenalty", Speed(graph=False))])
+def test_a_long_run_is_not_compiled_where_that_is_not_wanted_or_not_possible(digits, regulariser, speed) -> None:
+    training = Training(replace(RECIPE, epochs=100_000, regulariser=regulariser), digits, CPU)
+    step_of(training, speed)
+    assert training.forward is training.model
+
+
+# What is captured.
+
+
+@on_gpu
+@every_kind
+def test_captured_steps_train_as_plain_ones_do(digits: Dataset, regulariser: str) -> None:
+    recipe = replace(RECIPE, regulariser=regulariser)
+    plain, captured = (everything(trained(recipe, digits, speed)) for speed in (PLAIN, Speed(compile=False)))
+    assert plain.keys() == captured.keys()
+    for name in plain:
+        torch.testing.assert_close(captured[name], plain[name], rtol=1e-4, atol=1e-6, equal_nan=True, msg=name)
+
+
+@on_gpu
+@every_kind
+def test_compiled_and_captured_steps_train_as_plain_ones_do_but_for_rounding(digits, regulariser, monkeypatch) -> None:
+    monkeypatch.setattr(capture, "STEPS_WORTH_COMPILING", 1)
+    recipe = replace(RECIPE, regulariser=regulariser, learning_rate=0.001)
+    plain, captured = (trained(recipe, digits, speed) for speed in (PLAIN, Speed()))
+    assert captured.forward is not captured.model
+    for parameter, other in zip(plain.model.parameters(), captured.model.parameters(), strict=True):
+        assert (parameter - other).norm() < 0.05 * parameter.norm() + 0.01
+
+
+@on_gpu
+@every_kind
+def test_a_captured_run_that_is_taken_up_within_an_epoch_ends_with_the_same_bits(digits, regulariser, tmp_path) -> None:
+    recipe, device = replace(RECIPE, regulariser=regulariser), torch.device("cuda")
+    whole = everything(trained(recipe, digits, Speed()))
+
+    def stop_in_time() -> None:
+        if next(steps, None) is None:
+            raise TimeoutError
+
+    with capture.stream_for(device):
+        first = Training(recipe, digits, device)
+        steps = iter(range(first.steps_per_epoch + 3))
+        with pytest.raises(TimeoutError):
+            list(train(first, stop_in_time, Speed()))
+        checkpoint.save(tmp_path / "c.safetensors", first, [])
+        second = Training(recipe, digits, device)
+        checkpoint.load(tmp_path / "c.safetensors", second)
+        list(train(second, speed=Speed()))
+    ended = everything(second)
+    assert whole.keys() == ended.keys()
+    assert [name for name in whole if name != "rng.cpu" and not same(whole[name], ended[name])] == []
+
+
+def same(left: Tensor, right: Tensor) -> bool:
+    return torch.equal(left, right) or bool(left.isnan().all() and right.isnan().all())
+
+
+@on_gpu
+def test_a_captured_run_that_diverges_is_noticed_at_the_end_of_the_epoch(digits: Dataset) -> None:
+    with pytest.raises(DivergedError, match="in epoch 2 "):
+        trained(replace(RECIPE, epochs=3, milestones=(1,), decay=1e30), digits, Speed())
+
+
+@on_gpu
+def test_neighbours_on_a_gpu_change_no_bit_of_a_run(tmp_path: Path) -> None:
+    weights = []
+    for at_once in ("1", "4"):
+        words = ["compare", "digits", "--regularisers", "none", "maxgain=0.8+batchnorm+dropout", "--seeds", "2"]
+        words += ["--epochs", "2", "--augment", "--out", str(tmp_path / at_once)]
+        assert cli.main([*words, "--device", "cuda", "--per-gpu", at_once]) == 0
+        runs = records.read(tmp_path / at_once / "results").runs
+        weights.append({run["key"]: run["weights_sha256"] for run in runs})
+    assert len(weights[0]) == 4
+    assert weights[0] == weights[1]
