@@ -1,4 +1,4 @@
-"""Processes that train beside each other tell what they have to tell as the command itself does; threads share Python."""
+"""Processes tell what they have to tell as the command itself does, and threads take turns often."""
 
 import sys
 import warnings
