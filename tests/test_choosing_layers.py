@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from torch import nn
 
-from maxgain import MaxGain
+from maxgain import Lipschitz, MaxGain, MaxNorm
+from maxgain.errors import BoundError, PatternError
 from maxgain.layers import KINDS, find_layers
 from small_net import net, one_step, sgd
 
@@ -113,3 +115,40 @@ def test_a_quantisable_model_that_is_not_quantised_can_be_constrained() -> None:
 )
 def test_what_cannot_be_scaled_in_place_can_be_measured(make: Callable[[], nn.Module]) -> None:
     assert [layer.name for layer in find_layers(nn.Sequential(make()), rescale=False)] == ["0"]
+
+
+@pytest.mark.parametrize("constrain", [MaxGain, Lipschitz, MaxNorm])
+def test_a_bound_that_is_changed_holds_from_the_next_step_on(constrain: Any) -> None:
+    model = net()
+    optimiser = sgd(model, lr=0.0)
+    constraint = constrain(model, 100.0).attach(optimiser)
+    one_step(model, optimiser)
+    constraint.bounds["2"] = 0.01
+    one_step(model, optimiser)
+    assert constraint.scales["0"] == 1
+    assert constraint.scales["2"] == pytest.approx(0.01 / constraint.gains["2"], rel=1e-3)
+    constraint.bounds.update(dict.fromkeys(constraint.bounds, 0.005))
+    one_step(model, optimiser)
+    assert max(constraint.scales.values()) < 0.6
+
+
+def test_a_bound_that_is_changed_into_nonsense_is_refused() -> None:
+    model = net()
+    optimiser = sgd(model, lr=0.0)
+    constraint = MaxGain(model).attach(optimiser)
+    constraint.bounds["2"] = -1
+    for _ in range(2):
+        with pytest.raises(BoundError, match=r"bounds\['2'\] must be a positive number"):
+            one_step(model, optimiser)
+    constraint = MaxGain(model)
+    constraint.bounds["three"] = 1.0
+    with pytest.raises(PatternError, match="'three' of bounds matches no layer"):
+        constraint.attach(optimiser)
+
+
+@pytest.mark.parametrize(("constrain", "name"), [(MaxGain, "gamma"), (Lipschitz, "bound"), (MaxNorm, "bound")])
+def test_a_bound_that_is_set_under_the_name_it_was_given_by_is_refused_with_what_to_do(
+    constrain: Any, name: str
+) -> None:
+    with pytest.raises(BoundError, match=r"constraint.bounds.update\(dict.fromkeys\(constraint.bounds, 0.5\)\)"):
+        setattr(constrain(net(), 2.0), name, 0.5)

@@ -97,3 +97,17 @@ def test_gains_are_nan_until_something_was_measured() -> None:
     assert all(gain > 0 for gain in since.values())
     constraint.step()
     assert constraint.gains == since
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("0.maximum", torch.tensor(1e300, dtype=torch.float64), "is not finite"),  # in the float32 of this model
+        ("0.dropped", torch.tensor(-1), "counts below zero"),
+        ("0.resting", torch.tensor(-5), "counts below zero"),
+    ],
+)
+def test_a_state_that_this_model_cannot_hold_is_refused(name: str, value: Tensor, said: str) -> None:
+    constraint = MaxGain(net(), every=2)
+    with pytest.raises(StateError, match=f"the state's '{name}' {said}"):
+        constraint.load_state_dict(constraint.state_dict() | {name: value})

@@ -20,7 +20,16 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from . import torch_quirks
-from .coverage import Bound, Share, expect_usable, resolve_bounds, share_of, tell_what_is_left_out, torch_optimizer_in
+from .coverage import (
+    Bound,
+    Share,
+    expect_usable,
+    refuse_one_bound,
+    resolve_bounds,
+    share_of,
+    tell_what_is_left_out,
+    torch_optimizer_in,
+)
 from .distributed import local, own_part
 from .errors import AttachError, MeasurementWarning, NotMeasuredError, StateError
 from .functional import shrink_all_
@@ -51,6 +60,10 @@ class Constraint(ABC):
     _releases = False
     """Whether steps bring layers down to other bounds than the user's: see ``_bounds_now``."""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        setattr(cls, cls.bound_name, property(fset=refuse_one_bound))
+
     @torch.inference_mode(mode=False)  # what is made within it could not be changed outside
     def __init__(
         self,
@@ -66,7 +79,8 @@ class Constraint(ABC):
             expect_whole_weights(self._layers)
         self._names = [layer.name for layer in self._layers]
         self.bounds = resolve_bounds(bound, self._names, self.bound_name)
-        """The bound of every constrained layer, by its dotted name."""
+        """The bound of every constrained layer, by its dotted name. One that is changed holds from the next step on."""
+        self._checked_bounds = dict(self.bounds)
         dtypes = (layer.weight.dtype for layer in self._layers)
         self._dtype = reduce(torch.promote_types, dtypes, torch.float32)
         self._sizes = torch.full((len(self._layers),), torch.nan, dtype=self._dtype, device=self._device)
@@ -367,12 +381,16 @@ class Constraint(ABC):
         weights = [layer.module._parameters.get(layer.kind.weight) for layer in self._layers]
         optimizers = dict.fromkeys([*self._optimizers, *([optimizer] if optimizer else [])])
         signature = (
+            dict(self.bounds),
             [(id(weight), weight.requires_grad, weight.device) for weight in weights if weight is not None],
             [list(map(id, group["params"])) for one in optimizers for group in one.param_groups],
         )
         share = self._shares.get(optimizer)
         if share is None or share.signature != signature or (share.fused and not share.fused.fits(share.divided)):
             expect_usable(optimizer, self.model, self._layers)
+            if self.bounds != self._checked_bounds:
+                resolve_bounds({glob.escape(str(n)): bound for n, bound in self.bounds.items()}, self._names, "bounds")
+                self._checked_bounds = dict(self.bounds)
             if self._reads_weights:
                 expect_whole_weights(self._layers)
             others = [one for one in optimizers if one is not optimizer] if optimizer else []
@@ -420,6 +438,9 @@ def _expect_alike(name: str, found: Any, own: Tensor) -> None:
         raise StateError(f"the state's {name!r} has {shape}, where shape {tuple(own.shape)} belongs.")
     if found.is_floating_point() != own.is_floating_point() or found.is_complex():
         raise StateError(f"the state's {name!r} is {found.dtype}, where {own.dtype} belongs.")
-    usable = torch.isfinite(found) | torch.isnan(found) if name.endswith(".size") else torch.isfinite(found)
+    kept = found.to(own.dtype)  # in which it must be usable: the run may have had another
+    usable = torch.isfinite(kept) | torch.isnan(found) if name.endswith(".size") else torch.isfinite(kept)
     if not bool(usable.all()):
         raise StateError(f"the state's {name!r} is not finite: the file is damaged, or the run had diverged.")
+    if not found.is_floating_point() and bool((found < 0).any()):
+        raise StateError(f"the state's {name!r} counts below zero: the file is damaged.")

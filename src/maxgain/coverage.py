@@ -47,6 +47,14 @@ def resolve_bounds(bound: Bound, names: list[str], what: str) -> dict[str, float
     return bounds
 
 
+def refuse_one_bound(constraint: Any, bound: Any) -> None:
+    """A bound that is set under the name that it was given by would change nothing: it is kept by layer."""
+    raise BoundError(
+        "bounds are kept by layer: set constraint.bounds['<name>'], or all of them with "
+        f"constraint.bounds.update(dict.fromkeys(constraint.bounds, {bound!r:.40}))."
+    )
+
+
 # --- What one optimiser's step is about -------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -162,6 +163,18 @@ def test_a_model_is_plain_after_training_and_another_can_be_trained(tmp_path: Pa
         model = gpt2()
         trainer(tmp_path, model, callback).train()
         assert not any(layer._forward_hooks for layer in model.modules())
+
+
+def test_numbers_of_numpy_can_be_saved_in_a_checkpoint(tmp_path: Path) -> None:
+    gamma = {"lm_head": math.inf, "*": np.float32(GAMMA)}
+    callback = MaxGainCallback(gamma, p=np.float32(2), every=np.int64(2))
+    trainer(tmp_path, gpt2(), callback, max_steps=2, save_strategy="steps", save_steps=1).train()
+    saved = json.loads((tmp_path / "checkpoint-1" / "trainer_state.json").read_text())["stateful_callbacks"]
+    assert saved["MaxGainCallback"]["args"] == {
+        "gamma": {"lm_head": math.inf, "*": float(np.float32(GAMMA))},
+        "p": 2,
+        "every": 2,
+    }
 
 
 def test_a_misspelt_argument_is_refused_at_once() -> None:

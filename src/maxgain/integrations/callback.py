@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
 from typing import Any
 
 from torch import nn
@@ -25,8 +26,8 @@ class ConstrainingCallback:
 
     def __init__(self, gamma: Bound = 2.0, **options: Any) -> None:
         inspect.signature(MaxGain).bind(None, gamma, **options)  # a misspelt argument is known at once
-        self.gamma = gamma
-        self.options = {name: _kept(value) for name, value in options.items()}
+        self.gamma = _plain(gamma)
+        self.options = {name: _plain(value) for name, value in options.items()}
         self.constraint = None
 
     def begin(self, model: nn.Module, optimizers: Iterable[Any]) -> MaxGain:
@@ -55,6 +56,12 @@ class ConstrainingCallback:
         return curves(self.constraint, self.constraint.gains) if self.constraint is not None else {}
 
 
-def _kept(value: Any) -> Any:
-    """The value in a form that can be used and saved more than once."""
-    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
+def _plain(value: Any) -> Any:
+    """The value in a form that can be used more than once and that JSON can hold; numpy's numbers become Python's."""
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [_plain(one) for one in value]
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
