@@ -126,14 +126,10 @@ class ConcreteDropout(LearnedNoise):
     """Dropout whose rate p is learned by gradient descent through a concrete relaxation of the Bernoulli mask.
 
     Before a convolution it is the authors' spatial variant: a mask is of whole channels. ``kl`` of a layer with K
-    inputs (or channels) and weights W is ½·l²·‖W‖² / (1 - p) - K·H(p), where H is the entropy of the
-    mask and N(0, 1/l²) the prior of a weight: large weights ask for little noise, many inputs for much. p starts
+    inputs (or channels) and weights W is ½·‖W‖² / (1 - p) - K·H(p), where H is the entropy of the
+    mask and N(0, 1) the prior of a weight: large weights ask for little noise, many inputs for much. p starts
     at rate. Gal, Hron and Kendall: Concrete dropout. NIPS 2017. Evaluation uses the mean network, as for dropout.
     """
-
-    def __init__(self, rate: float, length_scale: float = 1.0) -> None:
-        super().__init__(rate)
-        self.length_scale = length_scale
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiplies x by noise in training and passes it on as it is otherwise."""
@@ -142,7 +138,7 @@ class ConcreteDropout(LearnedNoise):
     def kl(self, layer: Fed) -> Tensor:
         """The weight term less the entropy of the masks."""
         logit = self.logit[0]
-        weights = 0.5 * self.length_scale**2 * layer.weight.square().sum() / torch.sigmoid(-logit)
+        weights = 0.5 * layer.weight.square().sum() / torch.sigmoid(-logit)
         return weights - _inputs(layer) * bernoulli_entropy(logit)
 
 

@@ -33,7 +33,7 @@ class Bootstrap:
     draws: int = DRAWS
 
 
-def bootstrap(differences: Sequence[Floats], *, same_images: bool, draws: int = DRAWS) -> Bootstrap:
+def bootstrap(differences: Sequence[Floats], *, same_images: bool) -> Bootstrap:
     """The bootstrap of a mean difference.
 
     `differences` holds for each seed or fold one number per test image: how much more often the first row's runs
@@ -43,18 +43,18 @@ def bootstrap(differences: Sequence[Floats], *, same_images: bool, draws: int = 
     """
     random = np.random.default_rng(0)
     drawn = _crossed if same_images else _nested
-    means, image_means = drawn(differences, draws, random)
+    means, image_means = drawn(differences, random)
     low, high = np.quantile(means, [0.025, 0.975])
     images = len(differences[0]) if same_images else sum(map(len, differences))
-    return Bootstrap(float(means.std()), (float(low), float(high)), float(image_means.std()), images, draws)
+    return Bootstrap(float(means.std()), (float(low), float(high)), float(image_means.std()), images)
 
 
-def _crossed(differences: Sequence[Floats], draws: int, random: np.random.Generator) -> tuple[Floats, Floats]:
+def _crossed(differences: Sequence[Floats], random: np.random.Generator) -> tuple[Floats, Floats]:
     table = np.stack(differences)
     runs, images = table.shape
     means, image_means = [], []
-    for start in range(0, draws, CHUNK):
-        size = min(CHUNK, draws - start)
+    for start in range(0, DRAWS, CHUNK):
+        size = min(CHUNK, DRAWS - start)
         of_runs = _weights(runs, size, random)
         of_images = _weights(images, size, random)
         means.append(((of_runs @ table) * of_images).sum(axis=1))
@@ -62,15 +62,15 @@ def _crossed(differences: Sequence[Floats], draws: int, random: np.random.Genera
     return np.concatenate(means), np.concatenate(image_means)
 
 
-def _nested(differences: Sequence[Floats], draws: int, random: np.random.Generator) -> tuple[Floats, Floats]:
+def _nested(differences: Sequence[Floats], random: np.random.Generator) -> tuple[Floats, Floats]:
     groups = len(differences)
-    chosen = random.integers(groups, size=(draws, groups))
-    means = np.zeros((draws, groups))
-    image_means = np.zeros(draws)
+    chosen = random.integers(groups, size=(DRAWS, groups))
+    means = np.zeros((DRAWS, groups))
+    image_means = np.zeros(DRAWS)
     for group, values in enumerate(differences):
         places = np.nonzero(chosen == group)
         means[places] = _resampled(values, len(places[0]), random)
-        image_means += _resampled(values, draws, random) / groups
+        image_means += _resampled(values, DRAWS, random) / groups
     return means.mean(axis=1), image_means
 
 

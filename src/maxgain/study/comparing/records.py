@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -54,14 +54,6 @@ class Records:
     def find(self, key: str) -> Record | None:
         """The run with that key, if it ever succeeded."""
         return next((run for run in self.runs if run["key"] == key), None)
-
-    def where(self, *, recipe: str | None = None, regulariser: str | None = None) -> "Records":
-        """Only the runs of a recipe, of a regulariser, or of both."""
-
-        def wanted(record: Record) -> bool:
-            return recipe in (None, record["recipe"]) and regulariser in (None, record["regulariser"])
-
-        return replace(self, runs=tuple(filter(wanted, self.runs)), failed=tuple(filter(wanted, self.failed)))
 
     def predictions(self, run: Record) -> Predictions | None:
         """What a run said of every test image, where that was kept; `FileError` where it is damaged."""
