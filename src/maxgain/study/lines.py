@@ -5,8 +5,8 @@ import fcntl
 import os
 from pathlib import Path
 
-from . import files
 from .files import locked, make_folder
+from .reading import is_json
 
 
 def append_line(path: Path, line: str, beginning: str) -> None:
@@ -36,15 +36,7 @@ def end_last_line(descriptor: int, beginning: str) -> None:
     if size == 0 or os.pread(descriptor, 1, size - 1) == b"\n":
         return
     piece, start = os.pread(descriptor, size, 0).rpartition(b"\n")[2], beginning.encode()
-    if _is_json(piece) or not (piece.startswith(start) or start.startswith(piece)):
+    if is_json(piece) or not (piece.startswith(start) or start.startswith(piece)):
         os.write(descriptor, b"\n")
     else:
         os.ftruncate(descriptor, size - len(piece))
-
-
-def _is_json(text: bytes) -> bool:
-    try:
-        files.decode(text)
-    except ValueError:
-        return False
-    return True

@@ -90,7 +90,7 @@ def read_lines(path: Path, schema: type[T]) -> Iterator[Line[T]]:
             try:
                 yield Line(number, parsed(text, schema))
             except ValueError as error:
-                cut_short = not text.endswith(b"\n") and not _is_json(text)
+                cut_short = not text.endswith(b"\n") and not is_json(text)
                 yield Line(number, None, str(error), cut_short)
 
 
@@ -154,7 +154,8 @@ def _placed(complaint: str) -> str:
     return f"at {place}: {said}" if place else said
 
 
-def _is_json(text: bytes) -> bool:
+def is_json(text: bytes) -> bool:
+    """Whether a text is strict JSON, whatever it says."""
     try:
         _decoded(text)
     except ValueError:

@@ -40,9 +40,15 @@ def clause(sentence: object) -> str:
     return str(sentence).removesuffix(".")
 
 
-def counted(count: int, thing: str) -> str:
-    """1 run, 2 runs, 1,797 images."""
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+def first_line(error: BaseException) -> str:
+    """What an error of somebody else's says, in one line; its kind, where it says nothing or little."""
+    said = clause(next(iter(str(error).splitlines()), ""))
+    return said if " " in said else f"{type(error).__name__} {said}".strip()
+
+
+def counted(count: int, thing: str, ending: str = "s") -> str:
+    """1 run, 2 runs, 1,797 images; of searches the ending is es."""
+    return f"{count:,} {thing}{'' if count == 1 else ending}"
 
 
 def signed(value: float, decimals: int = 2) -> str:

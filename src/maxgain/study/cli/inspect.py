@@ -32,7 +32,7 @@ from ..run_files import open_run
 from ..runs import Place, chosen_device
 from ..tables import Column, Table
 from ..training import to_float
-from ..wording import clause
+from ..wording import first_line
 from .terminal import Common, DataFolder, Screen, typed
 
 EXAMPLES = {
@@ -203,7 +203,7 @@ def _from_model(options: Options) -> Subject:
     except MaxGainError:
         raise
     except Exception as error:  # a model of the user's own raises what it likes
-        raise RunError(f"{options.model} takes no input of the shape {options.input}: {_first_line(error)}.") from error
+        raise RunError(f"{options.model} takes no input of the shape {options.input}: {first_line(error)}.") from error
     return Subject(options.model, model, example, {}, exclude=options.exclude)
 
 
@@ -230,12 +230,6 @@ def _shape(text: str) -> list[int]:
     return shape
 
 
-def _first_line(error: BaseException) -> str:
-    """What an error of somebody else's says, in one line; its kind, where it says nothing or little."""
-    said = clause(next(iter(str(error).splitlines()), ""))
-    return said if " " in said else f"{type(error).__name__} {said}".strip()
-
-
 def _refuse_lost_weights(subject: Subject) -> None:
     """Refuse a model of whose layers nothing could be said."""
     lost = [name for name, weight in subject.model.named_parameters() if not weight.isfinite().all()]
@@ -256,7 +250,7 @@ def _made(path: str) -> nn.Module:
     except MaxGainError:
         raise
     except (Exception, SystemExit) as error:  # code of the user's own raises what it likes
-        reason = _first_line(error)
+        reason = first_line(error)
         raise RunError(f"--model {path!r} cannot be made: {reason}; it must be module:function.") from error
     finally:
         with suppress(ValueError):

@@ -8,8 +8,8 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -81,12 +81,10 @@ class Screen:
         if self.for_machines and not self.silent:
             sys.stdout.write(files.encode(result, indent=2) + "\n")
 
-    @contextmanager
-    def progress(self) -> Iterator[Bars]:
-        """Progress bars on standard error; none where that is not a terminal."""
+    def progress(self) -> Bars:
+        """Progress bars on standard error, for a ``with``; none where that is not a terminal."""
         error = Console(stderr=True)
-        with Bars(error, hidden=self.for_machines or self.silent or not error.is_terminal) as bars:
-            yield bars
+        return Bars(error, hidden=self.for_machines or self.silent or not error.is_terminal)
 
 
 def typed(*words: object) -> str:
@@ -221,7 +219,7 @@ class ManyRuns:
         self.stands_at(self._done + 1, f"runs, {self._failed} failed" if self._failed else "runs")
 
     def stands_at(self, done: int, status: str) -> None:
-        """So many are over, and that is how it looks."""
+        """How many are over, and what to say of them."""
         self._done = done
         self._bars.update(self._task, completed=done, status=status)
 

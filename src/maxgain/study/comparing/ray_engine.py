@@ -42,7 +42,7 @@ from ..run_files import FILES, METRICS, RESULT, read_metrics
 from ..runs import Interrupted, Place, Watcher, perform
 from ..schema import Result
 from ..signals import deferred
-from ..wording import clause
+from ..wording import first_line
 from .workers import PATIENCE, in_threads
 
 # Ray would write what happens to its nodes between our own lines, also where these are JSON.
@@ -168,7 +168,7 @@ class OnRay:
         except RayTaskError as error:
             raise error.cause from error
         except RayError as error:
-            raise RunError(f"its worker on the Ray cluster died {RETRIES + 1} times: {_first_line(error)}.") from error
+            raise RunError(f"its worker on the Ray cluster died {RETRIES + 1} times: {first_line(error)}.") from error
         except BaseException:
             ray.cancel(running)
             ray.wait([running], timeout=PATIENCE)
@@ -266,7 +266,7 @@ def _connect(address: str) -> None:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **how)
     except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
         ray.shutdown()
-        reason = f"{_first_line(error)}; if it asks for a token, set RAY_AUTH_MODE=token"
+        reason = f"{first_line(error)}; if it asks for a token, set RAY_AUTH_MODE=token"
         raise RunError(f"cannot use the Ray cluster {address!r}: {reason}.") from error
     finally:
         if threading.current_thread() is threading.main_thread():
@@ -285,7 +285,7 @@ def _expect_answer(address: str) -> None:
             connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
             answer = connection.recv(len(settings))
     except (OSError, OverflowError, UnicodeError) as error:
-        raise RunError(f"no Ray cluster answers at {address}: {_first_line(error)}.") from error
+        raise RunError(f"no Ray cluster answers at {address}: {first_line(error)}.") from error
     if answer[3:4] != settings[3:4] and os.environ.get("RAY_USE_TLS", "0") == "0":
         raise RunError(f"what answers at {address} is no Ray cluster.")
 
@@ -305,11 +305,7 @@ def _expect_same_version(nodes: Sequence[Mapping[str, Any]]) -> None:
         except (TaskUnschedulableError, NodeDiedError):  # it has just left the cluster
             continue
         except RayError as error:
-            reason = _first_line(error.cause if isinstance(error, RayTaskError) else error)
+            reason = first_line(error.cause if isinstance(error, RayTaskError) else error)
             raise RunError(f"the Ray node {name} cannot run maxgain: {reason}; is it installed there?") from error
         if version != maxgain.__version__:
             raise RunError(f"the Ray node {name} has maxgain {version}, not {maxgain.__version__}: install this there.")
-
-
-def _first_line(error: BaseException) -> str:
-    return clause(next(iter(str(error).splitlines()), type(error).__name__))

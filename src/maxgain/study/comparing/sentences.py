@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -60,8 +60,12 @@ def p_value(value: float | None) -> str:
         return "–"
     if value < 0.001:
         return "< 0.001"
-    texts = (f"{value:.{decimals}f}" for decimals in range(3, 18))
-    return next((text for text in texts if (float(text) < ALPHA) == (value < ALPHA)), repr(value))
+    return _on_its_side(value, [f"{value:.{decimals}f}" for decimals in range(3, 18)])
+
+
+def _on_its_side(p: float, texts: Sequence[str]) -> str:
+    """The first of the texts, each more exact than the one before, that is not rounded across the threshold."""
+    return next((text for text in texts if (float(text) < ALPHA) == (p < ALPHA)), repr(p))
 
 
 def points(difference: float) -> str:
@@ -160,14 +164,10 @@ def _sampling(contrast: Contrast) -> str:
 
 
 def _p(difference: Difference) -> str:
-    p = difference.p_value if difference.adjusted_p is None else difference.adjusted_p
+    p = difference.decisive_p
     if p is None:
         return "p undefined"
-    if p < 0.001:
-        return "p < 0.001"
-    # Two digits, or as many as it takes not to round across the threshold.
-    texts = (f"{p:.{digits}g}" for digits in range(2, 18))
-    return f"p = {next((text for text in texts if (float(text) < ALPHA) == (p < ALPHA)), repr(p))}"
+    return "p < 0.001" if p < 0.001 else f"p = {_on_its_side(p, [f'{p:.{digits}g}' for digits in range(2, 18)])}"
 
 
 def _corrected(comparison: Comparison) -> str:

@@ -102,6 +102,11 @@ class Difference:
     simultaneous_interval: Interval | None = None
     """Bonferroni's: all intervals of the family hold their true differences at once with 95 % confidence."""
 
+    @property
+    def decisive_p(self) -> float | None:
+        """What a verdict follows: the p-value of the family where there is one, else that of the difference alone."""
+        return self.p_value if self.adjusted_p is None else self.adjusted_p
+
 
 def summary(values: ArrayLike) -> Summary:
     """The mean of some scores and how far it may be off: the standard error, from the n - 1 standard deviation."""
@@ -230,9 +235,8 @@ def equivalent(difference: Difference, rope: float | None) -> bool:
 
 def verdict(difference: Difference | None, rope: float | None) -> Verdict:
     """What a difference shows, in one word. 'Inconclusive' is no proof of equality: only 'equivalent' is."""
-    if difference is None or difference.p_value is None:
+    if difference is None or (p := difference.decisive_p) is None:
         return "inconclusive"
-    p = difference.p_value if difference.adjusted_p is None else difference.adjusted_p
     if p < ALPHA:
         return "established" if difference.mean > 0 else "reversed"
     return "equivalent" if equivalent(difference, rope) else "inconclusive"

@@ -33,7 +33,7 @@ from ..regularisers import filled
 from ..run_files import CHECKPOINT, read_metrics
 from ..runs import Place, Watcher
 from ..schema import Result, score
-from ..wording import clause
+from ..wording import first_line
 from .engine import Engine
 from .shards import Shard
 from .tuning_rule import Dimension, Point, Trial, points, rounded
@@ -188,9 +188,7 @@ def _study(search: Search) -> optuna.Study:
         _expect_sense(study)
         return study
     except Exception as error:  # whatever a database driver, or the lack of one, has to say
-        where = search.storage or search.folder
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise RunError(f"cannot keep the search in {where}: {clause(reason)}.") from error
+        raise RunError(f"cannot keep the search in {search.storage or search.folder}: {first_line(error)}.") from error
 
 
 class _Outcome(TypedDict, total=False):

@@ -140,8 +140,7 @@ def _headline(
     alone = [*single, *tunings]
     if len(alone) == 1:
         return {"title": alone[0]["headline"], "headline": alone[0]["headline"], "lead": ""}
-    kinds = [counted(len(group), name) for group, name in ((single, "run"), (tunings, "search")) if group]
-    kinds = [kind.replace("searchs", "searches") for kind in kinds]
+    kinds = [counted(len(single), "run")] * bool(single) + [counted(len(tunings), "search", "es")] * bool(tunings)
     title = listed(kinds).capitalize() if kinds else "Runs that failed"
     return {"title": title, "headline": title, "lead": ""}
 
@@ -162,13 +161,12 @@ ORIGIN = ("command", "maxgain", "torch", "device", "machine")
 
 def _origins(found: Records) -> list[dict[str, Any]]:
     """What made the runs, each way once: command, versions, machine."""
-    ways = dict.fromkeys(tuple(run.get(key) for key in ORIGIN) for run in found.runs)
-    return [dict(zip(ORIGIN, way, strict=True)) for way in ways]
+    return [dict(zip(ORIGIN, origin, strict=True)) for origin in dict.fromkeys(map(_origin, found.runs))]
 
 
 def _runs_table(runs: Sequence[Record]) -> dict[str, Any]:
     """Every run in a row of text, and which of the origins made it; columns that would say one thing are left out."""
-    ways = {way: number for number, way in enumerate(dict.fromkeys(_way(run) for run in runs))}
+    numbers = {origin: number for number, origin in enumerate(dict.fromkeys(map(_origin, runs)))}
 
     def percents(part: str) -> list[str]:
         return [percent(score(run, f"{part}_accuracy")) for run in runs]
@@ -188,11 +186,11 @@ def _runs_table(runs: Sequence[Record]) -> dict[str, Any]:
     rows = zip(*kept.values(), strict=True)
     return {
         "titles": list(kept),
-        "rows": [(cells, ways[_way(run)], run["key"]) for cells, run in zip(rows, runs, strict=True)],
+        "rows": [(cells, numbers[_origin(run)], run["key"]) for cells, run in zip(rows, runs, strict=True)],
     }
 
 
-def _way(run: Record) -> tuple[Any, ...]:
+def _origin(run: Record) -> tuple[Any, ...]:
     return tuple(run.get(key) for key in ORIGIN)
 
 
