@@ -140,7 +140,7 @@ def part_constant(module: nn.Module, p: float) -> float | None:
 
 
 def _max_pool(module: Any, p: float) -> float | None:
-    # |max x - max y| is at most the largest |x_i - y_i| of the window, and each i lies in so many windows.
+    # |max x - max y| is at most the largest |x_i - y_i| of the window, and each i lies in this many windows.
     return float(math.prod(_windows_per_entry(module)) ** (1 / p))
 
 

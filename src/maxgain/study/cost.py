@@ -57,5 +57,5 @@ def run_seconds(recipe: Recipe, dataset: Dataset) -> float:
 
 
 def training_seconds(model: nn.Module, image: Tensor, images: int, steps: int) -> float:
-    """About how long it takes to train on so many images in so many steps, one after the other."""
+    """About how long it takes to train on this many images, one after the other, in this many steps."""
     return 3 * forward_arithmetic(model, image) * images / speed() + steps * STEP_OVERHEAD

@@ -215,7 +215,7 @@ _ROWS = {
             "spectralnorm",
             prepare=_reparametrise(nn.utils.parametrizations.spectral_norm),
             about="""Divides each weight, flattened to a matrix, by an estimate of its largest singular value in every
-            forward pass. It has no number to tune: the bound is 1. PyTorch's parametrisation, one power iteration a
+            forward pass. It has no number to tune: the bound is 1. PyTorch's parametrisation, one power iteration per
             step. For a convolution the flattened matrix is not the operator: its norm is off by a factor.
             Miyato, Kataoka, Koyama, Yoshida: Spectral normalization for GANs. ICLR 2018.""",
         ),

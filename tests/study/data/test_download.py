@@ -270,7 +270,7 @@ def dripping(monkeypatch):
 def test_a_server_that_drips_is_given_up(tmp_path, dripping, monkeypatch):
     monkeypatch.setattr(download, "WINDOW", 0.2)
     wanted = Download(f"{dripping}/file.mat", "0" * 64, ("file.mat",))
-    with pytest.raises(DataError, match=r"file\.mat .*: the server sent \d+ bytes a second where 1,024 are the least"):
+    with pytest.raises(DataError, match=r"file\.mat .*: the server sent \d+ bytes per second where 1,024 are"):
         download.fetch(wanted, tmp_path, progress=False)
     assert files_in(tmp_path) == {}
 

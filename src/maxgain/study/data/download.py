@@ -160,7 +160,7 @@ class _Pace:
         if (elapsed := time.monotonic() - self.since) < WINDOW:
             return
         if (rate := (self.arrived - self.before) / elapsed) < SLOWEST:
-            raise StalledError(f"the server sent {rate:.0f} bytes a second where {SLOWEST:,} are the least")
+            raise StalledError(f"the server sent {rate:.0f} bytes per second where {SLOWEST:,} are the least")
         self.before, self.since = self.arrived, time.monotonic()
 
 

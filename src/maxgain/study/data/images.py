@@ -84,7 +84,7 @@ def problems(paths: Sequence[Path], side: int) -> Iterator[str]:
 
 
 def expect_possible(count: int, side: int) -> None:
-    """Refuse squares of which a few, or so many as there are, can never be held in memory."""
+    """Refuse a size that no image can have, and more images of it than there is memory for."""
     if not 1 <= side <= LARGEST_SIDE:
         raise DataError(f"images cannot be {side} pixels wide: choose a size from 1 to {LARGEST_SIDE}.")
     needed, there = count * 3 * side**2, memory.physical()

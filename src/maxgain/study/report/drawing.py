@@ -187,7 +187,7 @@ def curves(series: Mapping[int, Sequence[Numbers]], title: str, description: str
 
 
 def _thinned(count: int, most: int) -> list[int]:
-    """Which of so many points to draw: evenly spaced, with the first and the last."""
+    """Which of `count` points to draw, `most` of them: evenly spaced, with the first and the last."""
     step = max(1, math.ceil(count / most))
     return [*range(0, count - 1, step), count - 1]
 

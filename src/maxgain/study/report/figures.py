@@ -36,7 +36,7 @@ PANEL = (4.4, 2.75)
 
 
 def gain_boxes(parts: Mapping[str, Mapping[str, Sequence[float | None]]], bound: float | None, title: str) -> Figure:
-    """The paper's Figures 1 and 2: the distribution of gains in each layer, one panel a part of the data."""
+    """The paper's Figures 1 and 2: the distribution of gains in each layer, one panel per part of the data."""
     layers = max(len(quantiles) for quantiles in parts.values())
     width = min(max(5.0, 1.5 + 0.45 * layers), LONGEST)
     figure = Figure(figsize=(width, 3.2 * len(parts)), layout="constrained")

@@ -120,7 +120,7 @@ def _results(folder: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _by_fold(tuning: Records, runs: Iterable[Record]) -> list[Tuning]:
-    """The searches of `compare --tuned`, one a regulariser: its points' scores are means over the folds."""
+    """The searches of `compare --tuned`, one per regulariser: its points' scores are means over the folds."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in (*tuning.runs, *tuning.failed):
         groups.setdefault((record["recipe"], record["regulariser"]), []).append(record)
@@ -139,7 +139,7 @@ def _by_fold(tuning: Records, runs: Iterable[Record]) -> list[Tuning]:
 
 
 def averaged(trials: Sequence[Record]) -> tuple[dict[str, Any], ...]:
-    """One row a point; a point that failed anywhere has no mean."""
+    """One row per point; a point that failed anywhere has no mean."""
     points: dict[tuple[tuple[str, float], ...], list[Record]] = {}
     for trial in trials:
         points.setdefault(tuple(trial.get("tuned", {}).items()), []).append(trial)
