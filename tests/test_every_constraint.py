@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import maxgain
+from explicit import same_bits
 from maxgain import Lipschitz, MaxGain, MaxNorm, WeightClip
 from maxgain.constraint import Constraint
 from maxgain.errors import AttachError, BoundError, PatternError, StateError, UnsupportedLayerError
@@ -60,12 +61,8 @@ def sgd(model: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
-def bits(model: nn.Module) -> list[Tensor]:
+def weights(model: nn.Module) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in model.parameters()]
-
-
-def same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def test_every_public_constraint_has_a_row() -> None:
@@ -82,9 +79,9 @@ def test_one_that_was_made_in_inference_mode_trains_the_same(make: Make, bound: 
         with mode:
             make(model, bound).attach(optimiser)
         train(model, optimiser, range(4))
-        return bits(model)
+        return weights(model)
 
-    assert same(trained(torch.inference_mode()), trained(contextlib.nullcontext()))
+    assert same_bits(trained(torch.inference_mode()), trained(contextlib.nullcontext()))
 
 
 @each
@@ -94,7 +91,7 @@ def test_promise_01_a_bound_of_inf_changes_nothing_bit_for_bit(make: Make, bound
     constraint = make(model, math.inf).attach(optimiser)
     train(model, optimiser, range(4))
     train(plain, sgd(plain), range(4))
-    assert same(bits(model), bits(plain))
+    assert same_bits(weights(model), weights(plain))
     assert set(constraint.scales.values()) == {1.0}
     assert all(math.isfinite(gain) for gain in constraint.gains.values())
 
@@ -128,7 +125,7 @@ def test_promise_06_evaluation_and_pauses_change_nothing(make: Make, bound: floa
                     one(100 * batch(70 + step))
                     constraint.step()
             train(one, optimiser, range(step, step + 1))
-    assert same(bits(model), bits(undisturbed))
+    assert same_bits(weights(model), weights(undisturbed))
 
 
 @each
@@ -223,7 +220,7 @@ def test_promise_14_a_saved_state_goes_on_to_the_same_bits(make: Make, bound: fl
     resumed.load_state_dict(saved[1])
     other.load_state_dict(saved[2])
     train(again, resumed, range(3, 6))
-    assert same(bits(model), bits(again))
+    assert same_bits(weights(model), weights(again))
     assert other.gains == constraint.gains
 
 
@@ -257,7 +254,7 @@ def test_detaching_leaves_model_and_optimiser_as_they_were(make: Make, bound: fl
     constraint.detach()
     train(model, optimiser, range(3))
     train(plain, sgd(plain), range(3))
-    assert same(bits(model), bits(plain))
+    assert same_bits(weights(model), weights(plain))
     assert not any(module._forward_hooks for module in model.modules())
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from explicit import largest_gain
 from maxgain import MaxGain
 from maxgain.errors import MaxGainError
 
@@ -39,8 +40,7 @@ def twin(rates: list[float], gamma: float = GAMMA) -> nn.Sequential:
         x, gains = batch(step), []
         with torch.no_grad():
             for layer in layers:
-                z = x.double() @ layer.weight.double().T
-                gains.append(float((z.norm(dim=1) / x.double().norm(dim=1)).max()))
+                gains.append(largest_gain(x.double() @ layer.weight.double().T, x))
                 x = layer(x).relu()
         learn(model, optimiser, rate, step)
         strength = rate / max(rates[: step + 1])

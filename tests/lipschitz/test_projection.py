@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from explicit import same_bits
 from maxgain import Lipschitz, operator_norms
 from maxgain.errors import (
     BoundError,
@@ -50,11 +51,6 @@ def train(model: nn.Module, constraint: Lipschitz, data: Tensor, optimiser: Any 
         (model(x) - 3).square().mean().backward()
         optimiser.step()
     return optimiser
-
-
-def same_bits(one: Any, other: Any) -> bool:
-    assert one.keys() == other.keys()
-    return all(torch.equal(one[name], other[name]) for name in one)
 
 
 @each_p

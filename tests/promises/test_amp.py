@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from maxgain import MaxGain
+from small_net import each_measure, grow, net
 
 OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
@@ -19,12 +20,6 @@ OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw fused": lambda parameters: torch.optim.AdamW(parameters, lr=0.1, fused=True),
 }
 each_optimiser = pytest.mark.parametrize("make_optimiser", OPTIMISERS.values(), ids=OPTIMISERS.keys())
-each_measure = pytest.mark.parametrize("measure", ["stale", "fresh"])
-
-
-def net() -> nn.Sequential:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
 class Training:
@@ -51,12 +46,6 @@ class Training:
         """The input of the largest gain that the first layer has: if it counted, one would see it."""
         return torch.linalg.svd(self.model[0].weight.detach()).Vh[:1]
 
-    @torch.no_grad()
-    def grow(self) -> None:
-        """Puts every layer far above its bound."""
-        for parameter in self.model.parameters():
-            parameter.mul_(16)
-
     def weights(self) -> list[Tensor]:
         return [parameter.detach().clone() for parameter in self.model.parameters()]
 
@@ -71,7 +60,7 @@ def test_promise_08_a_skipped_step_is_as_if_it_never_was(
     skipping, plain = Training(make_optimiser, measure), Training(make_optimiser, measure)
     for training in (skipping, plain):
         training.step(first, clip=clip)
-        training.grow()
+        grow(training.model)
 
     before, gains = skipping.weights(), skipping.constraint.gains
     skipping.step(skipping.steepest_input(), overflow=True, clip=clip)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from maxgain import Lipschitz, MaxGain
 from maxgain.kernels import replaying
 from maxgain.study.bench.running import captured
+from small_net import each_measure
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
@@ -116,7 +117,7 @@ def test_promise_12_autocast_on_a_gpu(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("measure", ["stale", "fresh"])
+@each_measure
 def test_promise_08_a_skipped_step_on_a_gpu_is_as_if_it_never_was(fused: bool, measure: Any) -> None:
     def train(overflow: bool) -> tuple[dict[str, float], list[Tensor]]:
         model = net().cuda()
@@ -144,7 +145,7 @@ def test_promise_08_a_skipped_step_on_a_gpu_is_as_if_it_never_was(fused: bool, m
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("measure", ["stale", "fresh"])
+@each_measure
 def test_promise_12_a_model_may_move_to_the_gpu_after_the_constraint_was_made(measure: Any) -> None:
     model = net()
     constraint = MaxGain(model, gamma=0.1, measure=measure)

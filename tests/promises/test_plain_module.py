@@ -15,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from maxgain import Lipschitz, MaxGain, MaxNorm, WeightClip
 from maxgain.errors import AttachError
+from small_net import each_measure
 
 
 def net() -> nn.Sequential:
@@ -149,7 +150,7 @@ def test_promise_12_a_saved_model_loads() -> None:
     assert equal_states(plain, model)
 
 
-@pytest.mark.parametrize("measure", ["stale", "fresh"])
+@each_measure
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_promise_12_assigned_weights_are_the_ones_that_are_projected(measure: Any, dtype: torch.dtype) -> None:
     model = net().to(dtype)

@@ -14,11 +14,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maxgain import Lipschitz, MaxGain, MaxNorm, WeightClip
 from maxgain.errors import UnsupportedLayerError
+from odd_layers import Scaled, Squared
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="torch was built without gloo")
 ROWS: dict[str, tuple[Any, float]] = {
@@ -30,20 +30,6 @@ ROWS: dict[str, tuple[Any, float]] = {
     "MaxNorm": (MaxNorm, 0.2),
     "WeightClip": (WeightClip, 0.05),
 }
-
-
-class Scaled(nn.Linear):
-    """A forward of its own, linear in the weight."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input, self.weight / 2, self.bias)
-
-
-class Squared(nn.Linear):
-    """A forward of its own, not linear in the weight."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input, self.weight.square(), self.bias)
 
 
 def net() -> nn.Sequential:

@@ -12,10 +12,11 @@ from torch import nn
 from explicit import bits, same_bits
 from maxgain import MaxGain
 from promises.common import OPTIMISERS, conv_net, images
+from small_net import each_measure
 
 
 @pytest.mark.parametrize("make_optimiser", OPTIMISERS.values(), ids=OPTIMISERS.keys())
-@pytest.mark.parametrize("measure", ["stale", "fresh"])
+@each_measure
 def test_promise_01_inf_gamma_changes_nothing_bit_for_bit(
     make_optimiser: Callable[[Any], torch.optim.Optimizer], measure: Any
 ) -> None:

@@ -10,9 +10,10 @@ from torch import nn
 from explicit import largest_gain, same_bits
 from maxgain import MaxGain
 from promises.common import conv_net, frozen_in_time, images
+from small_net import each_measure
 
 
-@pytest.mark.parametrize("measure", ["stale", "fresh"])
+@each_measure
 def test_promise_06_evaluation_between_steps_changes_nothing(measure: Any) -> None:
     data = images(6)
     others = torch.randn(100, 3, 8, 8)  # so many that the largest gain is among them
@@ -37,7 +38,7 @@ def test_promise_06_evaluation_between_steps_changes_nothing(measure: Any) -> No
     assert same_bits(train(evaluate=True), train(evaluate=False))
 
 
-@pytest.mark.parametrize("measure", ["stale", "fresh"])
+@each_measure
 def test_promise_06_the_maximum_runs_over_all_microbatches_since_the_last_step(measure: Any) -> None:
     layer = nn.Linear(6, 4, bias=False)
     weight = layer.weight.detach().clone()

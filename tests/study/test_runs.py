@@ -23,6 +23,7 @@ from maxgain.study.recipes import RECIPES, from_json, run_key, to_json
 from maxgain.study.run_files import CHECKPOINT, Begun
 from maxgain.study.runs import Place, Watcher, chosen_device, perform
 from maxgain.study.training import Training
+from small_net import each_measure
 
 CPU = torch.device("cpu")
 RECIPE = replace(RECIPES["digits"], network="mlp", epochs=2, fold=0)
@@ -38,7 +39,7 @@ def weights(folder: Path) -> bytes:
 
 
 @pytest.mark.parametrize("others", ["", "+batchnorm+dropout"])
-@pytest.mark.parametrize("measure", ["stale", "fresh"])
+@each_measure
 def test_promise_01_an_infinite_gamma_is_no_maxgain_at_all(tmp_path, digits, others, measure) -> None:
     without = (others or "+none").removeprefix("+")
     perform(replace(RECIPE, regulariser=without, augment=True), Place(tmp_path / "without"), digits)
