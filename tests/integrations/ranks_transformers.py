@@ -1,4 +1,4 @@
-"""What test_transformers.py runs on two ranks: DDP and FSDP2 under Hugging Face's Trainer, DDP under Accelerate."""
+"""What test_two_ranks.py runs on them: DDP and FSDP2 under Hugging Face's Trainer, DDP under Accelerate."""
 
 import sys
 from pathlib import Path

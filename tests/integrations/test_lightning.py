@@ -10,10 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from integrations.common import expect_as_alone
 from maxgain import MaxGain
 from maxgain.errors import AttachError, StateError
-from torchrun import torchrun
 
 pl = pytest.importorskip("lightning.pytorch")
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
@@ -248,26 +246,3 @@ def test_optimisers_that_hold_no_constrained_weight_are_refused(tmp_path: Path) 
 
     with pytest.raises(AttachError, match="holds none of the 2 constrained weights"):
         trainer(tmp_path, MaxGainCallback(gamma=GAMMA)).fit(Elsewhere(), loader())
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("ranks")
-    done = torchrun(2, Path(__file__).with_name("ranks_lightning.py"), folder)
-    assert done.returncode == 0, done.stderr
-    return [torch.load(folder / f"rank{rank}") for rank in range(2)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["ddp", "ddp, resumed", "fsdp", "fsdp, resumed"])
-def test_two_ranks_end_where_one_does(ranks: list[dict[str, Any]], how: str) -> None:
-    one, other = (rank[how] for rank in ranks)
-    assert one["sharded"] == how.startswith("fsdp")
-    expect_as_alone(one, other)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["ddp", "fsdp"])
-def test_two_ranks_that_go_on_from_a_checkpoint_end_in_the_same_bits(ranks: list[dict[str, Any]], how: str) -> None:
-    for rank in ranks:
-        assert all(map(torch.equal, rank[how]["weights"], rank[f"{how}, resumed"]["weights"]))

@@ -10,10 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from integrations.common import expect_as_alone
 from maxgain import MaxGain
 from maxgain.errors import StateError
-from torchrun import torchrun
 
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
@@ -205,26 +203,3 @@ def test_a_step_that_accelerates_scaler_skips_projects_nothing() -> None:
             optimizers[1].step()
             optimizers[1].zero_grad()
     assert distance(wrapped, plain) < 1e-7
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("ranks")
-    done = torchrun(2, Path(__file__).with_name("ranks_transformers.py"), folder)
-    assert done.returncode == 0, done.stderr
-    return [torch.load(folder / f"rank{rank}") for rank in range(2)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["ddp", "ddp, resumed", "fsdp", "fsdp, resumed", "accelerate"])
-def test_two_ranks_end_where_one_does(ranks: list[dict[str, Any]], how: str) -> None:
-    one, other = (rank[how] for rank in ranks)
-    assert one["sharded"] == how.startswith("fsdp")
-    expect_as_alone(one, other)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["ddp", "fsdp"])
-def test_two_ranks_that_go_on_from_a_checkpoint_end_in_the_same_bits(ranks: list[dict[str, Any]], how: str) -> None:
-    for rank in ranks:
-        assert all(map(torch.equal, rank[how]["weights"], rank[f"{how}, resumed"]["weights"]))
