@@ -56,7 +56,7 @@ class Constraint(ABC):
     why_unknown: ClassVar[str] = ""
     """What to tell a user whose layers have no size yet in the first step."""
     _reads_weights = True
-    """Whether an estimate needs whole weights, and not what the forwards showed alone."""
+    """Whether an estimate reads the weights, which must then be whole, and not only what the forwards showed."""
     _releases = False
     """Whether steps bring layers down to other bounds than the user's: see ``_bounds_now``."""
 
@@ -246,7 +246,7 @@ class Constraint(ABC):
         if self._hooks:
             return
         notes = {} if self._proofs is None else {name: proof.note for name, proof in self._proofs.open.items()}
-        for layer, observer in zip(self._layers, self._observers, strict=False):
+        for layer, observer in zip(self._layers, self._observers, strict=False):  # without observers no layer is hooked
             if observer.needs_forwards:
                 self._hooks.append(Hook(layer, observer, notes.get(layer.name)))
         self._never_sized = set(self._names) if self.why_unknown else set()
@@ -369,7 +369,7 @@ class Constraint(ABC):
 
     @property
     def _device(self) -> torch.device:
-        """Where sizes are kept: beside the first weight, or on the host while that is not anywhere yet."""
+        """Where sizes are kept: beside the first weight, or on the host while that is on the meta device."""
         weight = self._layers[0].weight
         return torch.device("cpu") if weight.is_meta else weight.device
 

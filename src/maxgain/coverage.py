@@ -21,7 +21,7 @@ from .layers import FoundLayer, check_globs, defect, kind_of, matches, refusals
 
 Bound = float | Mapping[str, float]
 SIZEABLE = 0.1
-"""Of all entries of the matrices that are trained."""
+"""The share of the entries of all trained matrices that must have no bound for a warning."""
 LOOK_UPS = (nn.Embedding, nn.EmbeddingBag)
 """What picks rows out of a matrix multiplies nothing by it."""
 

@@ -290,7 +290,7 @@ def check_callable(what: str, value: Any) -> Callable[..., Any]:
 
 
 def _check_pair(z: Tensor, x: Tensor, instance_dims: int) -> None:
-    """Refuse what has no gain: anything but two tensors of real numbers, side by side, with as many instances."""
+    """Refuse tensors on different devices, or with different instances."""
     if z.device != x.device:
         raise MaxGainError(f"z lies on {z.device} and x on {x.device}: bring them together.")
     if z.shape[: max(0, z.dim() - instance_dims)] != x.shape[: x.dim() - instance_dims]:

@@ -246,7 +246,7 @@ class MaxGain(Constraint):
         torch.maximum(self._peaks, self._rates, out=self._peaks)
 
     def _bounds_now(self, share: Share, sizes: Tensor) -> Tensor:
-        """For a strength s, ``γ̂ (γ / γ̂)^s`` where γ̂ exceeds γ: dividing by the rest of the excess leads there."""
+        """For a strength s: ``γ̂ (γ / γ̂)^s`` where γ̂ exceeds γ, so that a step divides by ``(γ̂ / γ)^s``."""
         strength = torch.where(self._peaks > 0, self._rates / self._peaks, 1.0)
         if share.index is not None:
             strength = strength[share.index]

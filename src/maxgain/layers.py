@@ -266,7 +266,7 @@ class FoundLayer:
         return weight
 
     def scalar(self, value: float) -> Tensor:
-        """A number kept beside the weight, in float32 at least; on the host while the weight is not anywhere yet."""
+        """A number kept beside the weight, in float32 at least; on the host while the weight is on the meta device."""
         weight = self.weight
         wide = torch.promote_types(weight.dtype, torch.float32)
         return torch.full((), value, dtype=wide, device="cpu" if weight.is_meta else weight.device)
@@ -356,7 +356,7 @@ def refusals(refused: list[tuple[str, nn.Module, str]], verb: str) -> str:
 
 
 def check_globs(patterns: Any) -> tuple[str, ...]:
-    """The globs that a text, or several, are; none, if that is what was given."""
+    """The globs in one text or several; none for None."""
     if patterns is None or isinstance(patterns, str):
         return () if patterns is None else (patterns,)
     # An array has ideas of its own about what is equal and what can be iterated over.

@@ -23,7 +23,7 @@ from .errors import MaxGainError, UnsupportedLayerError
 from .layers import FoundLayer, refusals
 
 TOLERANCE = 0.02
-"""By which fraction of ``Wx`` half the weight may miss half of it: by rounding, or as quantised in training."""
+"""By which fraction of ``Wx`` half the weight may miss half of it: rounding, and quantisation in training, do that."""
 OUT_OF_PROPORTION = 1000.0
 """By how much a size may grow over the norm of its weight.
 

@@ -247,5 +247,5 @@ def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...], order: Iterable[i
 
 
 def power_of_two(n: int) -> int:
-    """The smallest that is not below n."""
+    """The smallest power of two that is not below n."""
     return 1 << max(0, n - 1).bit_length()

@@ -22,7 +22,7 @@ class Replayed(Generic[Result]):
         self._captured: tuple[torch.cuda.CUDAGraph, Result] | None = None
 
     def __call__(self, key: Hashable, compute: Callable[[], Result]) -> Result:
-        """What the function returns; ``key`` says where all lies that it reads."""
+        """What the function returns; ``key`` has the addresses of all that it reads."""
         if key != self._key:
             self._key, self._calls, self._captured = key, 0, None
         self._calls += 1

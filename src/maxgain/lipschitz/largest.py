@@ -17,9 +17,8 @@ from torch import Tensor
 
 from .maps import LinearMap, random_vector
 
-KRYLOV_DIMENSION = 20
-"""How many vectors are kept at most, and how many when the method begins anew."""
-KEPT = 8
+KRYLOV_DIMENSION, KEPT = 20, 8
+"""How many vectors the basis has at most, and how many it begins again with."""
 WORTH_ROUNDING = 10_000
 """How many entries a vector must have for most iterations to be taken in float32, which is faster on a CPU."""
 ROUNDED_TOLERANCE = 1e-6

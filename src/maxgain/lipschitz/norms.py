@@ -185,5 +185,5 @@ def _network_bound(
         norms = {layer.module: found[layer.name].value * (1 + found[layer.name].residual) for layer in layers}
         constant = chain_constant(model, norms, p)
     except NotAChainError as error:
-        return None, f"no bound of the network, for it is not a chain of known parts: {error}."
+        return None, f"no bound of the network, which is not a chain of known parts: {error}."
     return constant, "the whole network in evaluation mode, a chain of parts whose Lipschitz constants are known."

@@ -178,7 +178,7 @@ class FollowedNorm:
         return self.vectors
 
     def addresses(self) -> tuple[object, ...] | None:
-        """Where all lies that an estimate reads; None if it does more than compute with tensors on this GPU."""
+        """The addresses of all that an estimate reads; None if it does more than compute with tensors on this GPU."""
         weight = self.layer.weight
         if type(weight) is not nn.Parameter or not weight.is_cuda or isinstance(self.map, OwnForward):
             return None

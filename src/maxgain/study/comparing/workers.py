@@ -42,7 +42,7 @@ PATIENCE = 30.0
 def in_processes(
     work: Callable[[Job], Outcome], jobs: Iterable[Job], processes: int
 ) -> Generator[tuple[Job, Outcome], None, None]:
-    """Works on the jobs, so many at a time, and yields each with what came of it as soon as it is done.
+    """Works on the jobs, one per process, and yields each with what came of it as soon as it is done.
 
     A job is taken from `jobs` no sooner than a process is free for it, so what is worth doing next may depend on what
     came of the jobs before. Where one raises, or this process is asked to stop, the others save themselves and stop.
