@@ -24,7 +24,8 @@ def largest_of_ranks(packed: Tensor, group: Group) -> Tensor:
 
 def is_sharded(tensor: Any) -> bool:
     """Whether a tensor's ranks hold pieces of it: a DTensor, as FSDP2 and tensor parallelism make them."""
-    return hasattr(type(tensor), "full_tensor")  # of its type, because torch.compile says no of the tensor
+    # Of its type, because torch.compile says no of the tensor; and torch 2.11 compiles no hasattr of a type.
+    return getattr(type(tensor), "full_tensor", None) is not None
 
 
 def is_flat_shard(weight: Tensor) -> bool:

@@ -92,7 +92,8 @@ class Hook(torch_quirks.ForwardHook):
         self.first = next(iter(inspect.signature(layer.module.forward).parameters), "input")
         """What the layer's forward calls its input."""
         torch_quirks.show_hooks_to_compiler(layer.module)
-        self._handle = layer.module.register_forward_hook(self, with_kwargs=True, prepend=True)
+        self._handle = layer.module.register_forward_hook(self, with_kwargs=True)
+        torch_quirks.put_first(layer.module._forward_hooks, self._handle.id)
 
     def remove(self) -> None:
         """Take the hook away again."""
@@ -149,9 +150,9 @@ class Hook(torch_quirks.ForwardHook):
     @torch.no_grad()
     def _come_first(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A hook was put before this one since, and may have changed the output: from now on it comes later."""
-        hooks: Any = module._forward_hooks  # an ordered dictionary
+        hooks = module._forward_hooks
         # Not by the handle: torch copies hooks under other names when it puts a module in the place of another.
-        hooks.move_to_end(next(name for name, hook in hooks.items() if hook is self), last=False)
+        torch_quirks.put_first(hooks, next(name for name, hook in hooks.items() if hook is self))
         with torch_quirks.undisturbed(module, self.layer.weight.device):
             return module.forward(*args, **kwargs)
 

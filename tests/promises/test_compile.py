@@ -153,6 +153,23 @@ def test_promise_02_a_hook_that_was_put_before_the_constraints_is_not_measured_i
     assert constraint.gains["0"] == pytest.approx(expected.gains["0"], rel=1e-5)
 
 
+@pytest.mark.parametrize("is_older", [True, False])
+def test_promise_02_a_strangers_hook_comes_after_the_constraints_in_compiled_code_too(is_older: bool) -> None:
+    def triple(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
+        return 3 * output
+
+    model, plain, x = net(), net(), torch.randn(4, 3, 6, 6)
+    if is_older:
+        model[0].register_forward_hook(triple)
+    constraint, expected = MaxGain(model), MaxGain(plain)
+    if not is_older:
+        model[0].register_forward_hook(triple)
+    plain[0].register_forward_hook(triple)
+    compiled = torch.compile(model, fullgraph=True, backend=TRACE_ONLY)
+    torch.testing.assert_close(compiled(x), plain(x))
+    assert constraint.gains == pytest.approx(expected.gains, rel=1e-5)
+
+
 class Broken(nn.Module):
     """What is called in its loop is not compiled as a part of it."""
 
