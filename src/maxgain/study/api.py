@@ -33,7 +33,6 @@ from .comparing.engine import InTurn
 from .comparing.jobs import Job
 from .comparing.records import Record
 from .comparing.tuned import Tuned
-from .comparing.tuning_rule import Grid, dimensions, refuse_unused
 from .data.splits import Dataset
 from .own import Network, dataset, known
 from .reading import converted
@@ -118,18 +117,15 @@ def tune(
         **settings: Fields of a recipe: epochs, learning_rate, batch_size, optimiser, seed, ...
     """
     with _asked_in_python(), _recipe(data, network, regulariser, settings) as recipe:
-        grids = [Grid.parsed(text) for text in _texts("grid", grid)]
         if trials is not None:
             check_count("trials", trials)
-        if grids and trials is not None:
-            raise RecipeError("a grid has as many trials as values: leave out --trials or --grid.")
-        refuse_unused(grids, [recipe.regulariser])
+        space, proposals = searching.search_space(recipe.regulariser, _texts("grid", grid), trials)
         place = _place(data, out, device)
         search = searching.Search(
             recipe=recipe,
-            space=dimensions(recipe.regulariser, grids),
+            space=space,
             folder=place.folder,
-            trials=None if grids else searching.TRIALS if trials is None else trials,
+            trials=proposals,
             device=place.device,
             own=place.own,
         )

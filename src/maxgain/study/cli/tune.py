@@ -8,13 +8,11 @@ from typing import Any, ClassVar
 
 import tyro
 
-from maxgain.errors import RecipeError
-
 from ..comparing import tune
 from ..comparing.engine import Engine, Here, Name, engine_for
 from ..comparing.shards import Shard
 from ..comparing.tuned import concluded, table
-from ..comparing.tuning_rule import Grid, Point, Trial, best, dimensions, refuse_unused
+from ..comparing.tuning_rule import Point, Trial, best
 from ..comparing.workers import data_for
 from ..files import write_json
 from ..recipes import RECIPES, Recipe
@@ -103,19 +101,16 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
 
 
 def _search(options: Options) -> tune.Search:
-    if options.grid and options.trials is not None:
-        raise RecipeError("a grid has as many trials as values: leave out --trials or --grid.")
     (regulariser,) = with_gamma([options.recipe.regulariser], options.gamma)
     recipe = replace(options.recipe, regulariser=regulariser)
-    grids = [Grid.parsed(text) for text in options.grid]
-    refuse_unused(grids, [recipe.regulariser])
+    space, trials = tune.search_space(recipe.regulariser, options.grid, options.trials)
     shard = None if options.shard is None else Shard.parsed(options.shard)
     part = "" if shard is None else f"-{shard.number}"
     return tune.Search(
         recipe=recipe,
-        space=dimensions(recipe.regulariser, grids),
+        space=space,
         folder=options.out or Path(f"tune-{recipe.name}-{recipe.regulariser}{part}"),
-        trials=None if grids else tune.TRIALS if options.trials is None else options.trials,
+        trials=trials,
         data=options.data,
         device=options.device,
         storage=options.storage,

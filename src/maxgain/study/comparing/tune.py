@@ -12,7 +12,7 @@ import fcntl
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,7 +36,7 @@ from ..schema import Result, score
 from ..wording import first_line
 from .engine import Engine
 from .shards import Shard
-from .tuning_rule import Dimension, Point, Trial, points, rounded
+from .tuning_rule import Dimension, Grid, Point, Trial, dimensions, points, refuse_unused, rounded
 from .workers import CHECKPOINT_SECONDS, data_for, tell_of_each
 
 JOURNAL, SEARCHER, CURVE, TUNED = "journal.log", "searcher.txt", "curve.json", "tuned.json"
@@ -108,6 +108,15 @@ class Search:
     def recipe_at(self, point: Point) -> Recipe:
         """What a trial of the point trains."""
         return replace(self.recipe, regulariser=filled(self.recipe.regulariser, point))
+
+
+def search_space(regulariser: str, grid: Sequence[str], trials: int | None) -> tuple[tuple[Dimension, ...], int | None]:
+    """What to look for, and how many points TPE proposes: None where texts of grids say what to try."""
+    if grid and trials is not None:
+        raise RecipeError("a grid has as many trials as values: leave out --trials or --grid.")
+    grids = [Grid.parsed(text) for text in grid]
+    refuse_unused(grids, [regulariser])
+    return dimensions(regulariser, grids), None if grids else TRIALS if trials is None else trials
 
 
 def run(

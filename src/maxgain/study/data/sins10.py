@@ -37,7 +37,7 @@ def build(
     from tqdm import tqdm
 
     if per_class < FOLDS or per_class % FOLDS:
-        raise DataError(f"{per_class} images a class do not make {FOLDS} equal folds: choose a multiple of {FOLDS}.")
+        raise DataError(f"{per_class} images per class do not make {FOLDS} equal folds: choose a multiple of {FOLDS}.")
     if not 0 <= seed < 2**32:
         raise DataError(f"seed must be a whole number from 0 to {2**32 - 1}, not {seed}.")
     classes = _read_mapping(mapping)
