@@ -139,7 +139,7 @@ def without_bias(output: Tensor, bias: Tensor | None, channel_dims: int) -> Tens
 
 
 def lost_beside(bias: Tensor, entries: int, p: float, dtype: torch.dtype) -> float:
-    """The norm up to which ``Wx``, of so many entries, may be off by more than 3 % after it was added to a bias."""
+    """The norm up to which a ``Wx`` of this many entries may be off by more than 3 % after it was added to a bias."""
     norm = torch.linalg.vector_norm(bias, ord=p, dtype=torch.promote_types(bias.dtype, torch.float32)).item()
     norm *= (entries / max(1, bias.numel())) ** (1 / p)  # of the bias at all positions that it is added at
     return 16 * torch.finfo(dtype).eps * norm if math.isfinite(norm) else 0.0

@@ -93,7 +93,8 @@ class Hook(torch_quirks.ForwardHook):
         """What the layer's forward calls its input."""
         torch_quirks.show_hooks_to_compiler(layer.module)
         self._handle = layer.module.register_forward_hook(self, with_kwargs=True)
-        torch_quirks.put_first(layer.module._forward_hooks, self._handle.id)
+        if len(layer.module._forward_hooks) > 1:
+            torch_quirks.put_first(layer.module._forward_hooks, self._handle.id)
 
     def remove(self) -> None:
         """Take the hook away again."""
@@ -317,7 +318,7 @@ class RunningMaximum:
     def _keep(self, x: Tensor, output: Tensor) -> None:
         compiling = torch.compiler.is_compiling()
         if compiling and not torch.is_grad_enabled():
-            return  # nobody could let go of it here
+            return  # no step may come that would let go of it
         # A copy, because whoever owns the input may overwrite it before the step.
         self.kept = Kept(x.detach().clone(), output.shape, before=self.kept)
         if not compiling:
@@ -387,7 +388,7 @@ class Missed:
         self.attached[optimizer] = optimizer.register_step_pre_hook(self._before_step)
 
     def end(self) -> None:
-        """None is attached any longer."""
+        """Stop following: no optimiser is attached any more."""
         for handle in self.attached.values():
             handle.remove()
         self.attached.clear()

@@ -134,7 +134,7 @@ def hide_hooks_from_compiler(module: nn.Module) -> None:
 
 @contextlib.contextmanager
 def undisturbed(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Run a module on the side: its buffers and the random numbers are afterwards as they were.
+    """Run a module on the side, without autocast: its buffers and the random numbers are afterwards as they were.
 
     The buffers are replaced by copies meanwhile; what was done to one in place and undone would upset autograd.
     Guarded by tests/test_proof.py.
