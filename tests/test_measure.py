@@ -103,9 +103,16 @@ def test_it_shows_itself_as_table_figure_and_json(batches: list[Tensor], tmp_pat
     assert (layer["min"], layer["median"], layer["max"]) == tuple(report.quantiles()["4"][i] for i in (0, 2, 4))
 
 
+def test_empty_batches_are_no_measurement(batches: list[Tensor]) -> None:
+    with pytest.raises(MaxGainError, match="no gain was measured"):
+        measure_gains(net(), [torch.empty(0, 6)])
+    assert len(measure_gains(net(), [torch.empty(0, 6), *batches]).gains["0"]) == 11
+
+
 def test_what_is_not_finite_is_counted_and_left_out(batches: list[Tensor]) -> None:
     batches[0][2, 1] = math.nan
     report = measure_gains(net(), batches)
+    assert str(report).endswith("\nleft out, because their gain is not finite: 1 in 0, 1 in 1, 1 in 4.")
     assert report.dropped == {"0": 1, "1": 1, "4": 1}
     assert len(report.gains["0"]) == 10
     everything = json.loads(measure_gains(net(), [torch.full((2, 6), math.inf)]).to_json())

@@ -1,5 +1,6 @@
 """Ways to call a model, to change it and to step it, with a constraint on it."""
 
+import contextlib
 import copy
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from explicit import largest_gain
-from maxgain import MaxGain
+from maxgain import Lipschitz, MaxGain, MaxNorm, operator_norms
 from maxgain.errors import NotMeasuredError
 from small_net import each_measure, grow, net, one_step, sgd
 
@@ -158,3 +159,28 @@ def test_step_projects_for_those_who_update_weights_themselves() -> None:
 
 def test_counts_may_be_those_of_numpy() -> None:
     assert MaxGain(net(), every=np.int64(2)).every == 2
+
+
+class OwnForward(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        return F.linear(x, self.weight, self.bias)
+
+
+@pytest.mark.parametrize("constrain", [MaxGain, Lipschitz, MaxNorm])
+def test_a_default_device_of_the_users_changes_nothing(constrain: Any) -> None:
+    """As ``torch.set_default_device("cuda")`` does; the meta device has no numbers, and shows whatever lands there."""
+
+    def trained(within: Any) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), OwnForward(12, 4))
+        x, optimiser, constraint = torch.randn(5, 2, 6), sgd(model), constrain(model, 0.1)
+        with within:
+            constraint.attach(optimiser)
+            for _ in range(3):
+                model(x).square().mean().backward()
+                optimiser.step()
+            constraint.load_state_dict(constraint.state_dict())
+            norms = operator_norms(model, x), operator_norms(model, x, p=1)
+        return [*model.parameters(), *(torch.tensor(list(report.norms.values())) for report in norms)]
+
+    assert all(map(torch.equal, trained(torch.device("meta")), trained(contextlib.nullcontext())))

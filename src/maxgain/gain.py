@@ -259,13 +259,13 @@ class MaxGain(Constraint):
         maxima, dropped = self._tally.over_devices(self._device)
         packed = self._packed(maximum=maxima, dropped=dropped)
         if self.every > 1:
-            packed |= self._packed(resting=torch.tensor(self._resting))
+            packed |= self._packed(resting=torch.tensor(self._resting, device="cpu"))
         if self.strength == "rate":
             packed |= self._packed(peak=self._peaks)
         if self.measure == "stale":  # whether a layer is measured without its bias, and when that is looked at next
             marks = self._rounding.marks(self._names) if self._rounding else [0] * len(self._names)
-            packed |= self._packed(rounding=torch.tensor(marks))
-            packed |= {"looks": torch.tensor([self._until_look, self._wait])}
+            packed |= self._packed(rounding=torch.tensor(marks, device="cpu"))
+            packed |= {"looks": torch.tensor([self._until_look, self._wait], device="cpu")}
         return super()._state() | packed
 
     def _load(self, state: Mapping[str, Tensor]) -> None:

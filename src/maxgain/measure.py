@@ -53,14 +53,19 @@ class GainReport:
         return f"<GainReport of {len(self.gains)} layers, p = {self.p:g}>"
 
     def __str__(self) -> str:
-        return text_table(*self._cells(), title=self._title)
+        return text_table(*self._cells(), title=self._title, caption=self._caption)
 
     def _repr_html_(self) -> str:
-        return html_table(*self._cells(), title=self._title)
+        return html_table(*self._cells(), title=self._title, caption=self._caption)
 
     @property
     def _title(self) -> str:
         return f"gain by layer, p = {self.p:g}"
+
+    @property
+    def _caption(self) -> str:
+        lost = ", ".join(f"{count} in {name or ITSELF}" for name, count in self.dropped.items() if count)
+        return f"left out, because their gain is not finite: {lost}." if lost else ""
 
     def _cells(self) -> tuple[list[str], list[list[str]]]:
         """The table's head, and a row for each layer."""
@@ -72,7 +77,7 @@ class GainReport:
 
     def table(self, title: str | None = None) -> Table:
         """The quantiles as a table for the terminal."""
-        return rich_table(*self._cells(), title=title or self._title)
+        return rich_table(*self._cells(), title=title or self._title, caption=self._caption or None)
 
     def boxplot(self, ax: Axes | None = None, *, bound: float | Mapping[str, float] | None = None) -> Figure:
         """One box per layer, whiskers from minimum to maximum, as in the paper's Figures 1 and 2."""
@@ -128,7 +133,7 @@ def measure_gains(
         device = layers[0].weight.device
         for number, batch in enumerate(batches):
             call(model, batch, device, f"batch {number}")
-    silent = [name for name, parts in seen.items() if not parts]
+    silent = [name for name, parts in seen.items() if not sum(map(len, parts))]
     if len(silent) == len(layers):
         raise MaxGainError("no gain was measured: there was no batch, or the model ran none of its layers.")
     if silent:
@@ -137,7 +142,7 @@ def measure_gains(
             MeasurementWarning,
             stacklevel=2,
         )
-    return _report({name: torch.cat(parts).cpu().numpy() for name, parts in seen.items() if parts}, p)
+    return _report({name: torch.cat(parts).cpu().numpy() for name, parts in seen.items() if name not in silent}, p)
 
 
 def _report(gains: Mapping[str, np.ndarray], p: float) -> GainReport:

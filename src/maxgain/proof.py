@@ -116,10 +116,10 @@ class Proof:
 
     @torch.no_grad()
     def _halves(self) -> bool:
-        layer, generator = self.layer, torch.Generator().manual_seed(0)
+        layer, generator = self.layer, torch.Generator("cpu").manual_seed(0)
         weight = whole(layer.weight)
         shape = self._shape or layer.kind.input_shape(layer.module)
-        x = torch.randn(shape, generator=generator).to(weight.device, weight.dtype)
+        x = torch.randn(shape, generator=generator, device="cpu").to(weight.device, weight.dtype)
         others: dict[str, Tensor] = {}
         if not layer.kind.needs_output:
             # An activation may lie between Wx and the output. But where the weight alone scales what is normalised, a
@@ -130,7 +130,7 @@ class Proof:
         if not full.any():
             # Its weight is zero, or something that it multiplies by is: zero tells nothing, so try it with numbers.
             numbers = {
-                name: torch.randn(one.shape, generator=generator).to(one.device, one.dtype)
+                name: torch.randn(one.shape, generator=generator, device="cpu").to(one.device, one.dtype)
                 for name, one in layer.module._parameters.items()
                 if one is not None
             }

@@ -53,7 +53,9 @@ class MaxGainCallback(ConstrainingCallback, TrainerCallback, ExportableState):
         if state.global_step:
             own, numbers = constraint.state_dict(), saved["attributes"]["saved"]
             like = {name: own[name].dtype for name in own.keys() & numbers.keys()}
-            constraint.load_state_dict({name: torch.tensor(n, dtype=like.get(name)) for name, n in numbers.items()})
+            with torch.device("cpu"):
+                loaded = {name: torch.tensor(n, dtype=like.get(name)) for name, n in numbers.items()}
+            constraint.load_state_dict(loaded)
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         """Leaves a plain model behind."""

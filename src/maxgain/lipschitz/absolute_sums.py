@@ -22,7 +22,7 @@ Line = tuple[tuple[int, ...], ...]
 
 def sources(size: int, kernel: int, stride: int, dilation: int, padding: tuple[int, int], mode: str) -> Tensor:
     """Which entry each tap (second dimension) of each output (first dimension) reads; -1 where it reads a zero."""
-    entries = torch.arange(1, size + 1, dtype=torch.float64).view(1, 1, -1)
+    entries = torch.arange(1, size + 1, dtype=torch.float64, device="cpu").view(1, 1, -1)
     padded = F.pad(entries, padding, mode="constant" if mode == "zeros" else mode).flatten()
     return padded.unfold(0, dilation * (kernel - 1) + 1, stride)[:, ::dilation].long() - 1
 
@@ -89,7 +89,7 @@ class AbsoluteSums:
 
 
 def _matrix(line: Line, kernel: int) -> Tensor:
-    matrix = torch.zeros(len(line), kernel)
+    matrix = torch.zeros(len(line), kernel, device="cpu")
     for entry, taps in enumerate(line):
         matrix[entry, list(taps)] = 1
     return matrix

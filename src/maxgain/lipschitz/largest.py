@@ -78,7 +78,7 @@ def _lanczos(gram: Callable[[Tensor], Tensor], v: Tensor, tolerance: float, max_
     basis = v.new_empty(KRYLOV_DIMENSION, v.numel())
     basis[0] = (v / torch.linalg.vector_norm(v)).flatten()
     # What gram does within the span of the basis, as a symmetric matrix: its upper triangle.
-    within = torch.zeros(KRYLOV_DIMENSION, KRYLOV_DIMENSION, dtype=torch.float64)
+    within = torch.zeros(KRYLOV_DIMENSION, KRYLOV_DIMENSION, dtype=torch.float64, device="cpu")
     count, iterations = 1, 0
     while True:
         image = gram(basis[count - 1].view_as(v)).flatten()

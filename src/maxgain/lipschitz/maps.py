@@ -242,5 +242,5 @@ def instance_sizes(layer: FoundLayer, x: Tensor, output: Tensor) -> Sizes:
 
 def random_vector(shape: Shape, seed: int = 0) -> Tensor:
     """A unit vector to begin an iteration with, the same each time."""
-    vector = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    vector = torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), dtype=torch.float64, device="cpu")
     return vector.div_(torch.linalg.vector_norm(vector))

@@ -188,7 +188,7 @@ class FollowedNorm:
     def state(self) -> dict[str, Tensor]:
         """What an estimate depends on besides the weights."""
         known = {} if self.vectors is None else {"vectors": self.vectors}
-        return known if self.sizes is None else known | {"input_and_output": torch.tensor(self.sizes)}
+        return known if self.sizes is None else known | {"input_and_output": torch.tensor(self.sizes, device="cpu")}
 
     def load(self, name: str, state: Mapping[str, Tensor]) -> None:
         """Take up what ``state`` gave."""

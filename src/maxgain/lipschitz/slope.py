@@ -94,9 +94,10 @@ def sampled_slope(
         z = torch.cat([_output(model, part) for part in torch.split(x, AT_ONCE)])
         if not z.isfinite().all():
             raise MaxGainError("the model's outputs are not finite, so they have no slope.")
-        first = torch.randint(len(x), (pairs,), generator=generator)
-        second = (first + torch.randint(1, len(x), (pairs,), generator=generator)) % len(x)
-        near, at = (torch.randperm(len(x), generator=generator)[:n].to(device) for n in (neighbours, points))
+        with torch.device("cpu"):  # where the generator is, whatever the user's default may be
+            first = torch.randint(len(x), (pairs,), generator=generator)
+            second = (first + torch.randint(1, len(x), (pairs,), generator=generator)) % len(x)
+            near, at = (torch.randperm(len(x), generator=generator)[:n].to(device) for n in (neighbours, points))
         return SampledSlope(
             p=float(p),
             random_pairs=_steepest(z, x, first.to(device), second.to(device), p),
@@ -147,7 +148,7 @@ def local_slope(model: nn.Module, x: Tensor, p: float, iterations: int, generato
     # w → Jᵀw is linear, so what takes a vector back through it is v → Jv, whatever it is taken at.
     _, forth = vjp(lambda w: back(w)[0], torch.zeros_like(z))
     dual = math.inf if p == 1 else p / (p - 1) if math.isfinite(p) else 1.0
-    v = unit_vector_along(torch.randn(x.shape, generator=generator).to(x), p)
+    v = unit_vector_along(torch.randn(x.shape, generator=generator, device="cpu").to(x), p)
     largest = torch.zeros((), dtype=z.dtype, device=z.device)
     for _ in range(iterations):
         (onwards,) = forth(v)
