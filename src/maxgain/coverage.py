@@ -163,7 +163,7 @@ def parameters_of(optimizer: Optimizer) -> set[int]:
 def torch_optimizer_in(optimizer: Any, layers: Sequence[FoundLayer]) -> Optimizer:
     """The torch optimiser that updates the weights: itself, or the one in a wrapper (Accelerate's, SAM, Lookahead)."""
     weights = {id(layer.weight) for layer in layers}
-    while True:
+    while not type(optimizer).__module__.startswith("torch.optim."):  # those wrap nothing
         held = parameters_of(optimizer) & weights if hasattr(optimizer, "param_groups") else set()
         inside = torch_quirks.optimizers_in(optimizer)
         same = [part for part in inside if (theirs := parameters_of(part) & weights) and theirs >= held]
