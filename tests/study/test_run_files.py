@@ -10,7 +10,6 @@ import torch
 
 from maxgain.errors import CheckpointError, FileError, MaxGainError, RunError
 from maxgain.study.cli.app import main
-from maxgain.study.data import table as datasets
 from maxgain.study.data.splits import Dataset
 from maxgain.study.recipes import RECIPES
 from maxgain.study.run_files import CHECKPOINT, open_run, read_begun, read_metrics, read_result
@@ -20,11 +19,6 @@ CPU = torch.device("cpu")
 RECIPE = replace(RECIPES["digits"], network="mlp", epochs=2, fold=0)
 LINE = {"epoch": 1, "learning_rate": 0.1, "train_loss": "inf", "train_accuracy": 0.5, "validation_loss": None}
 LINE |= {"validation_accuracy": None, "max_gain": {"fc": 2.0}, "seconds": 1}
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return datasets.load("digits", fold=0)
 
 
 @pytest.fixture(scope="module")

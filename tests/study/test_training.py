@@ -22,11 +22,6 @@ CPU = torch.device("cpu")
 RECIPE = replace(RECIPES["digits"], network="mlp", epochs=2, fold=0)
 
 
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return datasets.load("digits", fold=0)
-
-
 def pictures(count: int, classes: int = 10) -> Dataset:
     """A data set of noise in CIFAR's shape."""
     split = Split(

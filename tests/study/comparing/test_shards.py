@@ -8,13 +8,12 @@ import pytest
 
 from maxgain.errors import RecipeError, RunError
 from maxgain.study.cli.app import main
-from maxgain.study.comparing import engine, records
+from maxgain.study.comparing import records
 from maxgain.study.comparing.jobs import Pairing
 from maxgain.study.comparing.shards import Merged, Shard, merge
 from maxgain.study.comparing.tuning_rule import Grid
 from maxgain.study.files import alone_in
 from maxgain.study.recipes import recipe_named
-from maxgain.study.reproduce import running
 from maxgain.study.reproduce.experiments import EXPERIMENTS, Experiment
 from maxgain.study.reproduce.running import Budget, Recorded, part_of, run_missing, stages
 from maxgain.study.reproduce.state import look
@@ -44,15 +43,6 @@ def test_the_parts_of_a_plan_are_disjoint_and_complete(count: int) -> None:
 def test_a_part_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(RecipeError, match="--shard must be NUMBER/COUNT"):
         Shard.parsed(text)
-
-
-@pytest.fixture
-def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_by_one(work: Any, jobs: Any, *how: Any) -> Any:
-        return ((job, work(job)) for job in jobs)
-
-    monkeypatch.setattr(engine, "side_by_side", one_by_one)
-    monkeypatch.setattr(running, "side_by_side", one_by_one)
 
 
 def what_counts(folder: Path) -> list[list[str]]:

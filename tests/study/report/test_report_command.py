@@ -6,7 +6,6 @@ import pytest
 
 from maxgain.errors import RunError
 from maxgain.study.cli.app import main
-from maxgain.study.comparing import engine
 from maxgain.study.comparing.records import Records
 from maxgain.study.report import page
 from page_elements import BETTER, NONE, Elements, bare_records
@@ -71,9 +70,8 @@ def test_runs_that_all_failed_are_still_reported(tmp_path):
     assert "out of memory" in (tmp_path / "report.html").read_text()
 
 
-def test_the_page_about_a_real_comparison_says_what_the_comparison_said(tmp_path, monkeypatch):
-    # Runs without processes of their own, which take longer to start than these take to run.
-    monkeypatch.setattr(engine, "side_by_side", lambda work, jobs, *how: ((job, work(job)) for job in jobs))
+@pytest.mark.usefixtures("_in_this_process")
+def test_the_page_about_a_real_comparison_says_what_the_comparison_said(tmp_path):
     quick = ["--network", "mlp", "--epochs", "1", "--folds", "2", "--jobs", "1"]
     compared = ["--regularisers", "maxgain", "none", "--tuned", "--grid", "gamma=1.5:2.5:1"]
     assert main(["compare", "digits", *compared, *quick, "--out", str(tmp_path)]) == 0
