@@ -45,3 +45,10 @@ def test_a_layer_type_is_measured_and_scaled_by_the_linear_part_that_it_was_regi
     constraint.step()
     assert constraint.gains[""] == pytest.approx(4.0, rel=1e-4)
     torch.testing.assert_close(model.factor, torch.full((3,), 2.0), rtol=1e-4, atol=0)
+
+
+def test_a_type_that_is_not_taken_by_default_is_left_alone_unless_it_is_named() -> None:
+    register_layer(Scale, instance_dims=1, weight="factor", by_default=False)
+    model = nn.Sequential(nn.Linear(3, 3), Scale())
+    assert list(MaxGain(model).bounds) == ["0"]
+    assert list(MaxGain(model, include="1").bounds) == ["1"]

@@ -51,11 +51,11 @@ def counted(count: int, thing: str, ending: str = "s") -> str:
     return f"{count:,} {thing}{'' if count == 1 else ending}"
 
 
-def signed(value: float, decimals: int = 2) -> str:
+def signed(value: float) -> str:
     """+1.25 or -1.25; what rounds to nothing has no sign."""
     if math.isinf(value):
         return "+∞" if value > 0 else "-∞"
-    text = f"{value:+.{decimals}f}"
+    text = f"{value:+.2f}"
     return text if float(text) else text[1:]
 
 

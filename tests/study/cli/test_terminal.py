@@ -77,7 +77,7 @@ def test_a_status_loses_whole_parts_where_there_is_no_room() -> None:
 
 def test_numbers_in_words() -> None:
     assert [counted(1, "run"), counted(0, "run"), counted(1797, "image")] == ["1 run", "0 runs", "1,797 images"]
-    assert [signed(0.004), signed(-0.004), signed(1.25), signed(-1.25, 1)] == ["0.00", "0.00", "+1.25", "-1.2"]
+    assert [signed(0.004), signed(-0.004), signed(1.25), signed(-1.25)] == ["0.00", "0.00", "+1.25", "-1.25"]
     assert [duration(s) for s in (20, 90, 5000, 20_000, 700_000)] == [
         "about 20 seconds",
         "about 2 minutes",

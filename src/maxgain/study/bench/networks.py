@@ -84,10 +84,10 @@ def gpt(depth: int, width: int, batch: int, length: int) -> Network:
     )
 
 
-def vit(depth: int, width: int, batch: int, side: int = 96, patch: int = 16) -> Network:
-    """A ViT whose heads are 64 wide."""
+def vit(depth: int, width: int, batch: int, side: int = 96) -> Network:
+    """A ViT on patches of 16 by 16 pixels, whose heads are 64 wide."""
     return Network(
-        lambda: Transformer(depth, width, max(1, width // 64), (side // patch) ** 2, patch),
+        lambda: Transformer(depth, width, max(1, width // 64), (side // 16) ** 2, patch=16),
         lambda: (torch.randn(batch, 3, side, side), torch.randint(10, (batch,))),
     )
 

@@ -14,7 +14,6 @@ from typing import Literal
 
 from maxgain.errors import MaxGainError, RecipeError
 
-from ..data.splits import Dataset
 from ..data.table import DATASETS
 from ..recipes import Recipe, expect_count, expect_runs, run_key, run_name
 from ..regularisers import filled, spelt
@@ -200,11 +199,9 @@ def _tuned(job: Job, curve: list[Trial] | None) -> Job:
     return _with_numbers(job, best["values"], job.recipe.train_on)
 
 
-def run_recorded(
-    job: Job, place: Place, dataset: Dataset | None = None, perform: Callable[..., Result] = perform
-) -> Record:
+def run_recorded(job: Job, place: Place, perform: Callable[..., Result] = perform) -> Record:
     """Run a job, from its checkpoint if it has one, and return the record that is written of it."""
-    recipe, dataset = job.recipe, dataset or data_for(job.recipe, place)
+    recipe, dataset = job.recipe, data_for(job.recipe, place)
     own = place.of(recipe, dataset.fingerprint)
     record: Record
     predicted = None
