@@ -17,6 +17,7 @@ from torch._functorch.compilers import nop
 from torch.utils.checkpoint import checkpoint
 
 from maxgain import MaxGain
+from small_net import each_measure
 
 pytestmark = [  # what torch says to itself while it compiles
     pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning"),
@@ -396,7 +397,7 @@ def test_promise_12_activation_checkpointing_changes_no_gain(reentrant: bool, co
     assert_same_training(train(model, call, measure=measure), train(plain, plain, measure=measure))
 
 
-@pytest.mark.parametrize("measure", ["stale", "fresh"])
+@each_measure
 def test_promise_12_channels_last_changes_no_gain(measure: Any) -> None:
     model, plain = net().to(memory_format=torch.channels_last), net()
     history = train(model, lambda x: model(x.to(memory_format=torch.channels_last)), measure=measure)
