@@ -113,6 +113,27 @@ def test_a_step_that_returns_none_projects_nothing_and_its_measurements_are_thro
     assert same(module.net, expected)
 
 
+def test_two_callbacks_share_a_module_and_its_checkpoints(tmp_path: Path) -> None:
+    def parts() -> list[MaxGainCallback]:
+        return [MaxGainCallback(GAMMA, include="net.0"), MaxGainCallback(2 * GAMMA, include="net.3", strength="rate")]
+
+    first, second = parts()
+    begun = trainer(tmp_path, first, max_epochs=1)
+    begun.callbacks.append(second)
+    begun.fit(Module(), loader())
+    begun.save_checkpoint(tmp_path / "begun.ckpt")
+    saved = torch.load(tmp_path / "begun.ckpt", weights_only=False)["callbacks"]
+    for callback in (first, second):
+        assert saved[callback.state_key].keys() == callback.state_dict().keys()
+    whole, resumed = Module(), Module()
+    for module, checkpoint in ((whole, None), (resumed, tmp_path / "begun.ckpt")):
+        first, second = parts()
+        going_on = trainer(tmp_path, first)
+        going_on.callbacks.append(second)
+        going_on.fit(module, loader(), ckpt_path=checkpoint)
+    assert same(whole, resumed)
+
+
 def test_a_step_that_the_gradient_scaler_skips_projects_nothing(tmp_path: Path) -> None:
     rows = batches()
     rows[2] = (rows[2][0] * 1e4, rows[2][1])  # overflows in half precision, at the scale that the scaler begins with
@@ -198,7 +219,8 @@ def test_a_state_of_other_layers_is_refused(tmp_path: Path) -> None:
     begun = trainer(tmp_path, MaxGainCallback(gamma=GAMMA, include="net.0"), max_epochs=1)
     begun.fit(Module(), loader())
     begun.save_checkpoint(tmp_path / "begun.ckpt")
-    with pytest.raises(StateError, match=r"net\.3"):
+    told = pytest.warns(UserWarning, match="add the following callbacks")  # by Lightning, which would go on
+    with told, pytest.raises(StateError, match=r"with MaxGainCallback.*net\.0.*, and this is MaxGainCallback: go on"):
         trainer(tmp_path, MaxGainCallback(gamma=GAMMA)).fit(Module(), loader(), ckpt_path=tmp_path / "begun.ckpt")
 
 

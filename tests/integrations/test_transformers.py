@@ -163,6 +163,30 @@ def test_a_model_is_plain_after_training_and_another_can_be_trained(tmp_path: Pa
         assert not any(layer._forward_hooks for layer in model.modules())
 
 
+def test_two_callbacks_share_a_model_and_its_checkpoints(tmp_path: Path) -> None:
+    class Beginning(MaxGainCallback):
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            super().on_train_begin(*args, **kwargs)
+            assert self.constraint is not None
+            began.append(self.constraint.gains)
+
+    def train(model: nn.Module, checkpoint: str | None = None) -> None:
+        first = Beginning(GAMMA, include="*.mlp.*", measure="fresh")
+        made = trainer(tmp_path, model, first, save_strategy="steps", save_steps=STEPS // 4)
+        made.add_callback(Beginning(2 * GAMMA, include="*.attn.*"))
+        made.train(checkpoint)
+
+    began: list[dict[str, float]] = []
+    whole, resumed = gpt2(), gpt2()
+    train(whole)
+    train(resumed, str(tmp_path / f"checkpoint-{STEPS // 2}"))
+    assert distance(whole, resumed) == 0
+    saved = json.loads((tmp_path / f"checkpoint-{STEPS // 2}" / "trainer_state.json").read_text())
+    newest = [row["attributes"]["saved"] for row in saved["stateful_callbacks"]["Beginning"][-2:]]
+    for gains, numbers in zip(began[2:], newest, strict=True):
+        assert gains == {name: pytest.approx(numbers[f"{name}.size"]) for name in gains}
+
+
 def test_numbers_of_numpy_can_be_saved_in_a_checkpoint(tmp_path: Path) -> None:
     gamma = {"lm_head": math.inf, "*": np.float32(GAMMA)}
     callback = MaxGainCallback(gamma, p=np.float32(2), every=np.int64(2))

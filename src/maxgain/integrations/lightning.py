@@ -8,7 +8,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from ..coverage import Bound
-from ..errors import MissingExtraError
+from ..errors import MissingExtraError, StateError
 from .callback import ConstrainingCallback
 
 try:
@@ -29,6 +29,13 @@ class MaxGainCallback(ConstrainingCallback, pl.Callback):
         super().__init__(gamma, **options)
         self._saved: dict[str, Any] = {}
         self._skipping = ExitStack()
+
+    @property
+    def state_key(self) -> str:
+        """By which a checkpoint knows this callback: several may each constrain some layers, or in another norm."""
+        chosen = {name: self.options[name] for name in ("include", "exclude", "p") if name in self.options}
+        key: str = self._generate_state_key(**chosen) if chosen else super().state_key
+        return key
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The strategy has put the weights where they are trained, and checkpoints are loaded."""
@@ -64,6 +71,18 @@ class MaxGainCallback(ConstrainingCallback, pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Leaves a plain module behind."""
         self.end()
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Refuses the state of other layers, which Lightning would leave alone."""
+        saved = set(checkpoint.get("callbacks", ()))
+        left = sorted(key for key in saved if key.startswith(type(self).__qualname__))
+        if self.state_key not in saved and left and not {one.state_key for one in trainer.callbacks} & set(left):
+            raise StateError(
+                f"the checkpoint was written with {left[0]}, and this is {self.state_key}: go on with the same layers "
+                "and the same norm."
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """What Lightning puts into a checkpoint."""

@@ -51,7 +51,12 @@ class MaxGainCallback(ConstrainingCallback, TrainerCallback, ExportableState):
         # A checkpoint that was written without this callback lacks its row, and the trainer would stumble over that.
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         if state.global_step:
-            own, numbers = constraint.state_dict(), saved["attributes"]["saved"]
+            own = constraint.state_dict()
+            # Of several callbacks there is a list, to which each checkpoint has added their states.
+            rows = list(reversed(saved)) if isinstance(saved, list) else [saved]
+            rows = [row for row in rows if row["attributes"]["saved"].keys() == own.keys()] or rows
+            alike = [row for row in rows if row["args"] == self.state()["args"]]
+            numbers = (alike or rows)[0]["attributes"]["saved"]
             like = {name: own[name].dtype for name in own.keys() & numbers.keys()}
             with torch.device("cpu"):
                 loaded = {name: torch.tensor(n, dtype=like.get(name)) for name, n in numbers.items()}
