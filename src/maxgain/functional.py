@@ -57,7 +57,7 @@ def instance_gains(z: Tensor, x: Tensor, p: float, instance_dims: int) -> Tensor
     wide = torch.promote_types(torch.promote_types(z.dtype, x.dtype), torch.float32)
     if x.device.type == "cpu" and not torch.compiler.is_compiling():
         # Looking at a result is free here: take plain norms, and others only where these cannot be trusted.
-        plain = gain_of_plain_norms(z, x, p, dims, wide)
+        plain = gain_of_plain_norms(z, x, p, dims)
         if plain is not None:
             return plain
     if p == math.inf or (wide == torch.float32 and p <= LARGEST_POWER and x.device.type != "mps"):
@@ -76,17 +76,16 @@ def channelwise_gains(x: Tensor, scales: Tensor, p: float) -> Tensor | None:
     norms = torch.linalg.vector_norm(x, ord=p, dim=tuple(range(2, x.dim())), dtype=wide)
     # By scales of at most 1, so that what was too small to count in a channel's norm is too small to count in Wx.
     largest = scales.abs().amax()
-    ratio = gain_of_plain_norms(norms * (scales / largest), norms, p, (-1,), wide)
+    ratio = gain_of_plain_norms(norms * (scales / largest), norms, p, (-1,))
     return None if ratio is None else ratio * largest
 
 
-def gain_of_plain_norms(
-    z: Tensor, x: Tensor, p: float, dims: tuple[int, ...], wide: torch.dtype, least_z: float = 0.0
-) -> Tensor | None:
+def gain_of_plain_norms(z: Tensor, x: Tensor, p: float, dims: tuple[int, ...], least_z: float = 0.0) -> Tensor | None:
     """One pass over each tensor; None if a power may have overflowed, or one that matters underflowed.
 
     And if some norm of z is not above ``least_z``.
     """
+    wide = torch.promote_types(torch.promote_types(z.dtype, x.dtype), torch.float32)
     limits, low, high = torch.finfo(wide), 0.0, math.inf
     if p != math.inf:
         # An entry whose power was flushed to zero is then below the rounding of a sum of as many as 1e7 entries.

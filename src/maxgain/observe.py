@@ -49,14 +49,13 @@ def layer_gains(layer: FoundLayer, x: Tensor, output: Tensor | None, p: float, i
             return gains
     dims, own = layer.instance_dims(x, instance), layer.module._parameters
     x, z = layer.kind.linear_part(layer.module, x.detach(), None if output is None else output.detach())
+    x, z = x.detach(), z.detach()
     bias = own["bias"] if "bias" in own and layer.kind.form == "affine" and not layer.own_forward else None
     if bias is None or output is None or x.device.type != "cpu" or torch.compiler.is_compiling() or is_sharded(bias):
-        return instance_gains(z.detach(), x.detach(), p, dims)
-    z = z.detach()
+        return instance_gains(z, x, p, dims)
     # Looking is free here: of a Wx that is next to nothing beside the bias, mostly rounding is left.
     lost = lost_beside(bias.detach(), math.prod(z.shape[z.dim() - dims :]), p, output.dtype)
-    wide = torch.promote_types(torch.promote_types(z.dtype, x.dtype), torch.float32)
-    gains = gain_of_plain_norms(z, x, p, tuple(range(-dims, 0)), wide, lost)
+    gains = gain_of_plain_norms(z, x, p, tuple(range(-dims, 0)), lost)
     return gains if gains is not None else instance_gains(unrounded(layer, x, z, p, dims, lost), x, p, dims)
 
 
