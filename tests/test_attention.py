@@ -1,5 +1,6 @@
 """Attention as four dense layers: the same outputs, and a gain for each projection."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -114,3 +115,30 @@ def test_the_constraint_says_what_to_do_and_what_cannot_be_split_is_named():
         MaxGain(nn.Sequential(nn.MultiheadAttention(WIDTH, HEADS)))
     with pytest.raises(UnsupportedLayerError, match=r"^layer '0' \(MultiheadAttention\) cannot be split: add_bias_kv"):
         split_attention(nn.Sequential(nn.MultiheadAttention(WIDTH, HEADS, add_bias_kv=True)))
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_in_training_the_weights_are_those_that_dropout_left_as_torchs_are(average):
+    attention = nn.MultiheadAttention(WIDTH, HEADS, dropout=0.5)
+    split = split_attention(nn.ModuleList([copy.deepcopy(attention)]))[0]
+    found = []
+    for module in (attention, split):
+        torch.manual_seed(1)
+        found.append(module(*inputs(attention), average_attn_weights=average))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+    assert (found[0][1] == 0).any()
+
+
+def test_a_subclass_is_split_unless_it_has_a_forward_of_its_own():
+    class Named(nn.MultiheadAttention):
+        pass
+
+    class Other(nn.MultiheadAttention):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs)
+
+    model = split_attention(nn.ModuleList([Named(WIDTH, HEADS)]))
+    assert len(MaxGain(model).bounds) == 4
+    with pytest.raises(UnsupportedLayerError, match=r"layer '0' \(Other\) cannot be split: its type has a forward"):
+        split_attention(nn.ModuleList([Other(WIDTH, HEADS)]))

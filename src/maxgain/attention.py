@@ -59,8 +59,8 @@ class SplitAttention(nn.Module):
         weights: Tensor | None = None
         if need_weights:
             scores = q @ k.transpose(-2, -1) / self.head_dim**0.5
-            weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
-            mixed = F.dropout(weights, dropout) @ v
+            weights = F.dropout(torch.softmax(scores if mask is None else scores + mask, dim=-1), dropout)
+            mixed = weights @ v
             weights = weights.mean(1) if average_attn_weights else weights
             weights = weights if is_batched else weights.squeeze(0)
         else:
@@ -116,11 +116,12 @@ def split_attention(model: nn.Module) -> nn.Module:
     check_model(model)
     made: dict[nn.Module, SplitAttention] = {}
     for name, module in model.named_modules():
-        if type(module) is nn.MultiheadAttention:
-            if module.bias_k is not None or module.add_zero_attn:
-                raise UnsupportedLayerError(
-                    f"layer {name!r} (MultiheadAttention) cannot be split: add_bias_kv and add_zero_attn are not known."
-                )
+        if isinstance(module, nn.MultiheadAttention):
+            unknown = "add_bias_kv and add_zero_attn are not known"
+            if own_forward := type(module).forward is not nn.MultiheadAttention.forward:
+                unknown = "its type has a forward of its own"
+            if own_forward or module.bias_k is not None or module.add_zero_attn:
+                raise UnsupportedLayerError(f"layer {name!r} ({type(module).__name__}) cannot be split: {unknown}.")
             made[module] = SplitAttention(module)
         elif isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # its layers' fused path alone can take one

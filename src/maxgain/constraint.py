@@ -131,6 +131,7 @@ class Constraint(ABC):
 
         Several optimisers may be attached (a generator's and a discriminator's): each projects what it steps. Of a
         wrapper that holds a torch optimiser (Accelerate's, SAM) that one is attached, because it is the one that steps.
+        Several constraints may share an optimiser; of a weight that two of them bound, each takes its own excess away.
         """
         optimizer = torch_optimizer_in(optimizer, self._layers)
         if optimizer in self._optimizers:

@@ -45,7 +45,8 @@ class MaxGain(Constraint):
         measure: ``'stale'`` takes the gains of the forward that gave the gradient, as the paper does: it reads every
             input and output once more. ``'fresh'`` keeps the inputs and applies the updated weight to them, so that
             after the step the bound holds exactly on the batch; it costs a second forward through every layer and the
-            memory of its inputs.
+            memory of its inputs. LBFGS and its like evaluate many points within a step and want it: ``'stale'`` counts
+            the points that they gave up too, and may divide by far more than is needed.
         strength: ``'full'`` takes an excess over γ away at once, as the paper does. ``'rate'`` takes a part of it: it
             divides by ``max(1, γ̂ / γ)`` to the power of the optimiser's learning rate over the largest that it has
             had. So projections weaken as updates do, and weights do not shrink where the learning rate is low;
