@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from maxgain import MaxGain
+from maxgain import MaxGain, register_layer
 from maxgain.errors import (
     AttachError,
     BoundError,
@@ -17,7 +17,9 @@ from maxgain.errors import (
     NothingToConstrainError,
     NotMeasuredError,
     PatternError,
+    UnsupportedLayerError,
 )
+from maxgain.layers import KINDS
 from small_net import hooks, net, sgd
 
 
@@ -81,6 +83,14 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[MaxGainError], str]] = {
         "^ReLU has no layer to work on: ",
     ),
     "nothing left": (lambda: MaxGain(net(), exclude="*"), NothingToConstrainError, "that include and exclude leave"),
+    "nothing included": (lambda: MaxGain(net(), include=[]), NothingToConstrainError, "that include and exclude leave"),
+    "a layer type of no dimensions": (
+        lambda: register_layer(nn.Flatten, 0),
+        MaxGainError,
+        "instance_dims must be a whole",
+    ),
+    "a layer type that is none": (lambda: register_layer(net(), 1), MaxGainError, "a subclass of nn.Module or its"),  # type: ignore[arg-type]
+    "no linear part": (lambda: register_layer(nn.Flatten, 1, "x"), MaxGainError, "linear_part must be a function"),  # type: ignore[arg-type]
     "no optimiser": (
         lambda: MaxGain(net()).attach("adam"),
         AttachError,
@@ -100,6 +110,16 @@ def test_promise_15_mistakes_are_answered_in_words(
 ) -> None:
     with pytest.raises(error, match=text):
         mistake()
+
+
+def test_a_registered_type_without_the_weight_that_was_named_is_refused_by_that_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("maxgain.layers.KINDS", dict(KINDS))
+    register_layer(nn.Bilinear, 1, weight="factor")
+    monkeypatch.setattr("maxgain.layers.REFUSED", {})
+    with pytest.raises(UnsupportedLayerError, match=r"layer '0' .* cannot be constrained: it has no 'factor'"):
+        MaxGain(nn.Sequential(nn.Bilinear(2, 2, 2)))
 
 
 def test_a_constraint_that_could_not_be_made_leaves_no_hooks() -> None:

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .errors import NothingToConstrainError, PatternError, UnsupportedLayerError
-from .functional import batch_norm_diagonal, without_bias
+from .errors import MaxGainError, NothingToConstrainError, PatternError, UnsupportedLayerError
+from .functional import batch_norm_diagonal, check_callable, check_count, check_is, without_bias
 
 ITSELF = "(itself)"
 """What a model that is a single layer is called, because its dotted name is empty."""
@@ -245,7 +245,11 @@ def register_layer(
     ...         return x * self.factor
     >>> register_layer(Scale, instance_dims=1, weight="factor")
     """
-    part = linear_part or _without_bias(instance_dims)
+    if not isinstance(layer_type, str) and not (isinstance(layer_type, type) and issubclass(layer_type, nn.Module)):
+        raise MaxGainError(f"layer_type must be a subclass of nn.Module or its qualified name, not {layer_type!r:.60}.")
+    instance_dims = check_count("instance_dims", instance_dims)
+    check_is("weight", weight, str, "the name of a parameter")
+    part = _without_bias(instance_dims) if linear_part is None else check_callable("linear_part", linear_part)
     KINDS[layer_type] = LayerKind(lambda layer, x: instance_dims, part, weight=weight, by_default=by_default)
 
 
@@ -332,7 +336,7 @@ def find_layers(
     if not found:
         raise NothingToConstrainError(
             f"{type(model).__name__} has no layer to work on"
-            f"{' that include and exclude leave' if include or exclude else ''}: "
+            f"{' that include and exclude leave' if include is not None or exclude else ''}: "
             "dense, convolutional and batch-norm layers are known, and register_layer() adds a type of your own."
         )
     return found
@@ -406,7 +410,7 @@ def defect(module: nn.Module, kind: LayerKind, *, rescale: bool = True) -> str |
     """Why a layer of a known kind cannot be used all the same, or no longer: it may have been changed since."""
     weight = getattr(module, kind.weight, None)
     if weight is None:
-        return "it has no weight to scale (affine=False)"
+        return "it has no weight to scale (affine=False)" if kind.weight == "weight" else f"it has no {kind.weight!r}"
     if is_lazy(weight):
         return "its size is not known before a first batch has gone through the model; run one first"
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
