@@ -411,7 +411,7 @@ class Missed:
             return
         held = parameters_of(optimizer)
         updated = [layer for layer in self.layers if id(layer.weight) in held and layer.weight.requires_grad]
-        followed = set[int]().union(*map(parameters_of, self.attached))
+        followed: set[int] = set().union(*map(parameters_of, self.attached))
         if left := [layer.name for layer in updated if id(layer.weight) not in followed]:
             self._a_stranger_steps(optimizer, [name for name in left if self.bounds[name] != float("inf")])
         elif updated:
