@@ -355,4 +355,4 @@ def test_fresh_inputs_do_not_pile_up() -> None:
         assert all(observer.kept_count <= min(i + 1, 64) for observer in kept)
     constraint.step()
     assert constraint.gains["0"] == pytest.approx(largest, rel=1e-5)
-    assert all(observer.kept is None for observer in kept)
+    assert all(observer.kept.before is None for observer in kept)

@@ -236,12 +236,19 @@ class Tally:
 class Kept:
     """An input of a layer, the shape of its output, and what was kept before it.
 
-    A chain and not a list, because torch.compile would compile anew for each length of a list.
+    A chain and not a list, because torch.compile would compile anew for each length of a list; nor does it end in None,
+    because of which the first input would be another case than the others.
     """
 
     x: Tensor
     shape: torch.Size
     before: Kept | None
+    """None in the chain's end alone, which is no input."""
+
+
+def nothing_kept() -> Kept:
+    """The end of a chain; each has its own, because torch.compile checks that what was one object still is."""
+    return Kept(torch.empty(0, device="cpu"), torch.Size(), before=None)
 
 
 class RunningMaximum:
@@ -263,7 +270,7 @@ class RunningMaximum:
         self.instance: Instance = instance
         self.paused = False
         self.keep_inputs = keep_inputs
-        self.kept: Kept | None = None
+        self.kept = nothing_kept()
         self.kept_count = 0
         weight = layer.weight
         self.maxima, self.dropped = tally.on(torch.device("cpu") if weight.is_meta else weight.device)
@@ -330,7 +337,7 @@ class RunningMaximum:
         """Record the kept inputs' gains under the weights as they are now, and let go of them."""
         kept = self.kept
         with whole_weights(self.layer.module):
-            while kept is not None:
+            while kept.before is not None:
                 with torch.autocast(kept.x.device.type, enabled=False):
                     x = whole(kept.x).to(self.layer.weight.dtype)
                     self._record(x, self._forward(x, kept.shape) if self.layer.kind.needs_output else None)
@@ -339,7 +346,7 @@ class RunningMaximum:
 
     def let_go(self) -> None:
         """Forget the inputs that were kept."""
-        self.kept, self.kept_count = None, 0
+        self.kept, self.kept_count = nothing_kept(), 0
 
     def _forward(self, x: Tensor, shape: torch.Size) -> Tensor:
         module = self.layer.module

@@ -103,9 +103,10 @@ class Proof:
             halves = self._halves()
         except Exception as error:  # a forward is arbitrary code
             said = str(error).strip().partition("\n")[0]
+            unseen = "" if self._shape else "; how it is called is seen in a batch that is not compiled: run one first"
             return (
                 "its type has a forward of its own, and whether that is linear in its weight could not be tried "
-                f"({type(error).__name__}: {said})"
+                f"({type(error).__name__}: {said}{unseen})"
             )
         if halves:
             return None

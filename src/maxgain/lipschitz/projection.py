@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -119,6 +120,18 @@ class Lipschitz(Constraint):
             raise
 
 
+@dataclass(eq=False)
+class Seen:
+    """The sizes that a compiled forward showed, and what was seen before; the chain's end, before which nothing is.
+
+    What compiled code adds to a chain it does not look at. If it compared sizes, it would be compiled anew whenever
+    they grow, and so after the very first forward.
+    """
+
+    sizes: Sizes = ((), ())
+    before: Seen | None = None
+
+
 class FollowedNorm:
     """The operator norm of one layer, followed from step to step; as a hook it remembers the largest input's size."""
 
@@ -130,8 +143,8 @@ class FollowedNorm:
         self.dtype = torch.promote_types(layer.weight.dtype, torch.float32)
         self.map = linear_map(layer, None, self.dtype)
         self.needs_forwards = self.map is None
-        self.sizes: Sizes | None = None
-        """The largest ones seen."""
+        self._sizes: Sizes | None = None
+        self._seen = Seen()
         self.vectors: Tensor | None = None
         """The two directions that the layer amplifies most, as far as is known."""
         self.newest: Tensor | None = None
@@ -142,9 +155,22 @@ class FollowedNorm:
         if self.paused:
             return
         sizes = instance_sizes(self.layer, x, output)
-        if self.sizes is not None:
-            sizes = _larger(self.sizes[0], sizes[0]), _larger(self.sizes[1], sizes[1])
-        self.sizes = sizes
+        # A step comes after a forward for gradients, and looks; evaluation may go on for ever.
+        if torch.compiler.is_compiling() and self.layer.module.training and torch.is_grad_enabled():
+            self._seen = Seen(sizes, before=self._seen)
+        else:
+            self._sizes = _largest(self._sizes, sizes)
+
+    @property
+    def sizes(self) -> Sizes | None:
+        """The largest ones seen."""
+        while self._seen.before is not None:
+            self._sizes, self._seen = _largest(self._sizes, self._seen.sizes), self._seen.before
+        return self._sizes
+
+    @sizes.setter
+    def sizes(self, sizes: Sizes | None) -> None:
+        self._sizes, self._seen = sizes, Seen()
 
     def estimate(self) -> Tensor:
         """The norm under the weights as they are now; ``UNMEASURED`` if it needs a size that is not known."""
@@ -233,8 +259,10 @@ def keep_newest(norms: Sequence[FollowedNorm], found_inf: Tensor | None) -> None
         norm.newest = None
 
 
-def _larger(first: Shape, second: Shape) -> Shape:
-    return tuple(map(max, first, second))
+def _largest(known: Sizes | None, sizes: Sizes) -> Sizes:
+    if known is None:
+        return sizes
+    return tuple(map(max, known[0], sizes[0])), tuple(map(max, known[1], sizes[1]))
 
 
 def power_iteration(linear: LinearMap, v: Tensor) -> tuple[Tensor, Tensor]:
