@@ -160,7 +160,8 @@ def put_first(hooks: dict[int, Any], name: int) -> None:
     """Have one of a module's hooks called before the others.
 
     These are added anew behind it. ``prepend=True`` and ``move_to_end`` would leave it where it was for the compiler of
-    torch 2.11, which reads an ordered dictionary as a plain one. Guarded by tests/promises/test_compile.py.
+    torch 2.11, which reads an ordered dictionary as a plain one. Not seen on torch 2.12 and 2.13. Guarded by
+    tests/promises/test_compile.py.
     """
     for other in [other for other in hooks if other != name]:
         hooks[other] = hooks.pop(other)
@@ -171,7 +172,7 @@ def only_as_a_part(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Behind a graph break hooks are called by code that is not compiled. torch.compile would then compile them by
     themselves, anew for each layer until it gives up, and say so. As ``torch._dynamo.eval_frame.skip_code`` does, for
-    what the function calls as well, and without the seconds that importing it takes. Seen on torch 2.11 and 2.13.
+    what the function calls as well, and without the seconds that importing it takes. Seen on torch 2.11 to 2.13.
     Guarded by tests/promises/test_compile.py.
     """
     frames = torch._C._dynamo.eval_frame
@@ -183,7 +184,7 @@ def only_as_a_part(function: Callable[..., Any]) -> Callable[..., Any]:
 def is_exporting() -> bool:
     """Whether torch.export is tracing the model, whose program must not contain our measuring.
 
-    The flag and not ``torch.compiler.is_exporting()``, which torch.compile takes to be true before torch 2.13.
+    The flag and not ``torch.compiler.is_exporting()``, which torch.compile takes to be true on torch 2.11.
     Guarded by tests/promises/test_plain_module.py.
     """
     return bool(torch.compiler._is_exporting_flag)
@@ -215,7 +216,7 @@ def is_transformed() -> bool:
     """Whether compiled code applies ``torch.func`` to a forward, which it does not simulate otherwise.
 
     torch.compile takes the None of an empty stack to be something else than None, but knows its type. Seen on torch
-    2.13. Guarded by tests/promises/test_transforms.py.
+    2.11 to 2.13. Guarded by tests/promises/test_transforms.py.
     """
     functorch = torch._C._functorch
     return isinstance(functorch.peek_interpreter_stack(), functorch.CInterpreter)
