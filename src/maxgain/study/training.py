@@ -59,7 +59,7 @@ class Training:
 
     def __init__(self, recipe: Recipe, dataset: Dataset, device: torch.device, ranks: Ranks = ALONE) -> None:
         self.recipe = recipe
-        self.fingerprint, self.folds = dataset.fingerprint, dataset.folds
+        self.fingerprint, self.folds = dataset.fingerprint, recipe.cross_validation or dataset.folds
         self.device = device
         split = trained_on(recipe, dataset)
         self.images, self.labels = split.images.to(device), split.labels.to(device)
