@@ -15,6 +15,7 @@ from .constraint import FIRST_LOOK, Constraint
 from .coverage import Bound, Share, parameters_of
 from .distributed import Group, largest_of_ranks
 from .errors import MaxGainError, MeasurementWarning
+from .fresh import FreshMaximum
 from .functional import check_choice, check_count, check_p
 from .layers import Instance
 from .observe import UNMEASURED, RunningMaximum, Tally
@@ -126,10 +127,10 @@ class MaxGain(Constraint):
 
     def _make_observers(self) -> list[RunningMaximum]:
         self._tally = Tally(len(self._layers), self._dtype)
-        self._maxima = [
-            RunningMaximum(layer, i, self._tally, self.p, self.instance, keep_inputs=self.measure == "fresh")
-            for i, layer in enumerate(self._layers)
-        ]
+        kind = FreshMaximum if self.measure == "fresh" else RunningMaximum
+        self._maxima = [kind(layer, i, self._tally, self.p, self.instance) for i, layer in enumerate(self._layers)]
+        self._fresh = [maximum for maximum in self._maxima if isinstance(maximum, FreshMaximum)]
+        """All of them, or none."""
         return self._maxima
 
     # How a step goes.
@@ -139,9 +140,9 @@ class MaxGain(Constraint):
             self._follow_rate(share)
         if self.every > 1 and self._rests(share):
             return None
-        if self.measure == "fresh":
+        if self._fresh:
             for position in share.positions:
-                self._maxima[position].replay()
+                self._fresh[position].replay()
         maxima, dropped = self._tally.over_devices(share.bounds.device)
         if dropped.device.type != "cpu" or int(dropped.sum()) > self._dropped_seen:
             self._look_at(dropped)
@@ -150,9 +151,9 @@ class MaxGain(Constraint):
 
     def _forget(self, share: Share | None) -> None:
         self._tally.forget(share.index if share else None)
-        if self.measure == "fresh":
-            for position in share.positions if share else range(len(self._maxima)):
-                self._maxima[position].let_go()
+        if self._fresh:
+            for position in share.positions if share else range(len(self._fresh)):
+                self._fresh[position].let_go()
 
     def _look(self, share: Share) -> None:
         self._tell_what_went_silent(share)

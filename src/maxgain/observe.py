@@ -31,8 +31,6 @@ from .rounding import unrounded
 
 UNMEASURED = -1.0
 """What a maximum holds if nothing was recorded: below every gain, so it exceeds no bound."""
-MOST_KEPT = 64
-"""How many inputs of a layer are kept for fresh gains; more are measured at once, with the weight as it is then."""
 LATE = (
     "a forward hook was put before the constraint's since, and may change its output (run one batch that is not "
     "compiled, which puts them in order)"
@@ -232,46 +230,21 @@ class Tally:
         self.on(device)[1].copy_(dropped)
 
 
-@dataclass(eq=False)
-class Kept:
-    """An input of a layer, the shape of its output, and what was kept before it.
-
-    A chain and not a list, because torch.compile would compile anew for each length of a list; nor does it end in None,
-    because of which the first input would be another case than the others.
-    """
-
-    x: Tensor
-    shape: torch.Size
-    before: Kept | None
-    """None in the chain's end alone, which is no input."""
-
-
-def nothing_kept() -> Kept:
-    """The end of a chain; each has its own, because torch.compile checks that what was one object still is."""
-    return Kept(torch.empty(0, device="cpu"), torch.Size(), before=None)
-
-
 class RunningMaximum:
     """Keeps the largest gain of one layer over its training-mode forwards, in its entry of a tally.
 
-    Gains that are not finite are dropped and counted. With ``keep_inputs`` the inputs are kept instead, to take gains
-    with weights that do not exist yet.
+    Gains that are not finite are dropped and counted.
     """
 
     needs_forwards = True
 
-    def __init__(
-        self, layer: FoundLayer, index: int, tally: Tally, p: float, instance: Instance, *, keep_inputs: bool = False
-    ) -> None:
+    def __init__(self, layer: FoundLayer, index: int, tally: Tally, p: float, instance: Instance) -> None:
         self.layer = layer
         self.index = index
         self.tally = tally
         self.p = p
         self.instance: Instance = instance
         self.paused = False
-        self.keep_inputs = keep_inputs
-        self.kept = nothing_kept()
-        self.kept_count = 0
         weight = layer.weight
         self.maxima, self.dropped = tally.on(torch.device("cpu") if weight.is_meta else weight.device)
 
@@ -279,9 +252,7 @@ class RunningMaximum:
         """Take what went through the layer into account."""
         if self.paused or not self.layer.module.training:
             return
-        if self.keep_inputs:
-            self._keep(x, output)
-        elif (type(x) is not Tensor or type(output) is not Tensor) and (is_sharded(x) or is_sharded(output)):
+        if (type(x) is not Tensor or type(output) is not Tensor) and (is_sharded(x) or is_sharded(output)):
             with torch.no_grad(), whole_weights(self.layer.module):
                 self._record(whole(x), whole(output) if self.layer.kind.needs_output else None)
         else:
@@ -320,42 +291,6 @@ class RunningMaximum:
             bias = own["bias"] if "bias" in own else getattr(module, "bias", None)
             part = kernels.Part("affine", x, output, bias, None, 0.0, dims)
         return part, self.layer.instance_dims(x, self.instance)
-
-    def _keep(self, x: Tensor, output: Tensor) -> None:
-        compiling = torch.compiler.is_compiling()
-        if compiling and not torch.is_grad_enabled():
-            return  # no step may come that would let go of it
-        # A copy, because whoever owns the input may overwrite it before the step.
-        self.kept = Kept(x.detach().clone(), output.shape, before=self.kept)
-        if not compiling:
-            self.kept_count += 1
-            if self.kept_count > MOST_KEPT:
-                self.replay()
-
-    @torch.no_grad()
-    def replay(self) -> None:
-        """Record the kept inputs' gains under the weights as they are now, and let go of them."""
-        kept = self.kept
-        with whole_weights(self.layer.module):
-            while kept.before is not None:
-                with torch.autocast(kept.x.device.type, enabled=False):
-                    x = whole(kept.x).to(self.layer.weight.dtype)
-                    self._record(x, self._forward(x, kept.shape) if self.layer.kind.needs_output else None)
-                kept = kept.before
-        self.let_go()
-
-    def let_go(self) -> None:
-        """Forget the inputs that were kept."""
-        self.kept, self.kept_count = nothing_kept(), 0
-
-    def _forward(self, x: Tensor, shape: torch.Size) -> Tensor:
-        module = self.layer.module
-        try:
-            output: Tensor = module.forward(x, **self.layer.kind.forward_arguments(module, x, shape))
-        except TypeError as error:
-            reason = "its forward takes more than its input, which measure='fresh' does not keep"
-            raise UnsupportedLayerError(refusal(self.layer, "measured afresh", reason)) from error
-        return output
 
 
 # --- Updates ----------------------------------------------------------------------------------------------------------

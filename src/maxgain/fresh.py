@@ -1,0 +1,82 @@
+"""Fresh gains: a layer's inputs are kept until the step, and measured with the weight as it is afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .distributed import whole, whole_weights
+from .errors import UnsupportedLayerError
+from .layers import FoundLayer, Instance, refusal
+from .observe import RunningMaximum, Tally
+
+MOST_KEPT = 64
+"""How many inputs of a layer are kept; more are measured at once, with the weight as it is then."""
+
+
+@dataclass(eq=False)
+class Kept:
+    """An input of a layer, the shape of its output, and what was kept before it.
+
+    A chain and not a list, because torch.compile would compile anew for each length of a list; nor does it end in None,
+    because of which the first input would be another case than the others.
+    """
+
+    x: Tensor
+    shape: torch.Size
+    before: Kept | None
+    """None in the chain's end alone, which is no input."""
+
+
+def nothing_kept() -> Kept:
+    """The end of a chain; each has its own, because torch.compile checks that what was one object still is."""
+    return Kept(torch.empty(0, device="cpu"), torch.Size(), before=None)
+
+
+class FreshMaximum(RunningMaximum):
+    """Keeps the inputs of one layer's training-mode forwards, to take their gains with a weight that is yet to come."""
+
+    def __init__(self, layer: FoundLayer, index: int, tally: Tally, p: float, instance: Instance) -> None:
+        super().__init__(layer, index, tally, p, instance)
+        self.kept, self.kept_count = nothing_kept(), 0
+
+    def __call__(self, x: Tensor, output: Tensor) -> None:
+        """Keep what went into the layer."""
+        if self.paused or not self.layer.module.training:
+            return
+        compiling = torch.compiler.is_compiling()
+        if compiling and not torch.is_grad_enabled():
+            return  # no step may come that would let go of it
+        # A copy, because whoever owns the input may overwrite it before the step.
+        self.kept = Kept(x.detach().clone(), output.shape, before=self.kept)
+        if not compiling:
+            self.kept_count += 1
+            if self.kept_count > MOST_KEPT:
+                self.replay()
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        """Record the kept inputs' gains under the weights as they are now, and let go of them."""
+        kept = self.kept
+        with whole_weights(self.layer.module):
+            while kept.before is not None:
+                with torch.autocast(kept.x.device.type, enabled=False):
+                    x = whole(kept.x).to(self.layer.weight.dtype)
+                    self._record(x, self._forward(x, kept.shape) if self.layer.kind.needs_output else None)
+                kept = kept.before
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Forget the inputs that were kept."""
+        self.kept, self.kept_count = nothing_kept(), 0
+
+    def _forward(self, x: Tensor, shape: torch.Size) -> Tensor:
+        module = self.layer.module
+        try:
+            output: Tensor = module.forward(x, **self.layer.kind.forward_arguments(module, x, shape))
+        except TypeError as error:
+            reason = "its forward takes more than its input, which measure='fresh' does not keep"
+            raise UnsupportedLayerError(refusal(self.layer, "measured afresh", reason)) from error
+        return output
