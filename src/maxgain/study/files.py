@@ -261,7 +261,7 @@ def plain(value: Any, where: str = "the value") -> Any:
         case None | bool() | int():
             return value
         case float() if math.isfinite(value):
-            return value
+            return float(value)  # numpy's are floats too, but not to every checker
         case str():  # the name of a file may be no text, and half a character cannot be written
             return value.encode(errors="backslashreplace").decode()
         case float():

@@ -65,6 +65,13 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
+def told_apart(value: float, limit: float, texts: Iterable[str]) -> str:
+    """The first of the texts of a number, each more exact than the one before, that is on its side of the limit."""
+    *most, last = texts
+    sides = ((text, float(text)) for text in most)
+    return next((text for text, near in sides if (near < limit, near > limit) == (value < limit, value > limit)), last)
+
+
 def duration(seconds: float) -> str:
     """About how long, in the unit that a person would choose."""
     for unit, length in (("day", 86_400), ("hour", 3600), ("minute", 60)):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from maxgain.study.cli.terminal import Bars, Screen, typed, wrapped
+from maxgain.study.cli.terminal import Bars, Screen, complain, typed, wrapped
 from maxgain.study.wording import counted, duration, signed
 
 SENTENCE = "A measured gain is a lower bound of its layer's operator norm: other inputs may be amplified more."
@@ -102,3 +102,12 @@ def test_bars_that_are_really_drawn_follow_the_runs_from_the_first_moment(tmp_pa
 
 def test_a_folder_whose_name_begins_with_a_dash_is_typed_so_that_it_is_no_flag() -> None:
     assert typed("report", Path("-x"), "--out", Path("-x/a page")) == "maxgain report ./-x --out './-x/a page'"
+
+
+def test_control_codes_in_what_files_say_do_not_reach_the_terminal(capsys) -> None:
+    hostile = "note: \x1b]0;title\x07 \x1b[2J \x9b31m\r done\nnext"
+    Screen().show(hostile)
+    complain(hostile)
+    shown = capsys.readouterr()
+    for text in (shown.out, shown.err):
+        assert text == r"note: \x1b]0;title\x07 \x1b[2J \x9b31m\x0d done" + "\nnext\n"

@@ -214,3 +214,8 @@ def test_false_alarms_under_overlap_need_the_correction():
     zeros = np.zeros(10)
     assert np.mean([corrected_t(d, zeros, 1 / 9).p_value < 0.05 for d in null]) == pytest.approx(0.05, abs=0.025)
     assert np.mean([paired_t(d, zeros).p_value < 0.05 for d in null]) > 0.12
+
+
+def test_scores_whose_squares_vanish_are_equal_and_no_division_by_zero():
+    for tiny in (5e-324, 1e-320, 1e-170):
+        assert paired([tiny, 0.0, 0.0], [0.0, 0.0, 0.0], Design("seed")).p_value is None

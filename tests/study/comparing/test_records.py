@@ -408,3 +408,21 @@ def test_a_flipped_bit_in_a_record_is_seen_wherever_it_is(tmp_path):
         assert seeds(found.runs) in ([2], [1, 2]), "the other record is used"
         # Where a bit of the checksum's own name went, nothing is known to be wrong, and nothing is.
         assert found.warnings or b"sha256" not in damaged[:length]
+
+
+def test_the_newest_record_of_a_run_counts_wherever_its_line_stands_and_a_contradiction_is_named(tmp_path):
+    new, old = "2026-05-02T00:00:00+00:00", "2026-05-01T23:00:00-02:00"
+    for accuracy, finished in ((0.7, "2026-05-02T01:30:00+00:00"), (0.5, new), (0.6, old), (0.4, "once"), (0.3, None)):
+        append(tmp_path, ok(0, accuracy, **({"finished": finished} if finished else {})))
+    append(tmp_path, ok(1, 0.9, finished=new))
+    append(tmp_path, ok(1, 0.9, finished=old))
+    found = read(tmp_path)
+    assert [(run["seed"], run["test_accuracy"]) for run in found.runs] == [(0, 0.7), (1, 0.9)]
+    (warning,) = found.warnings
+    assert "1 run is recorded more than once, with scores that differ; the newest record of each counts" in warning
+
+
+def test_scores_may_be_numpys(tmp_path):
+    append(tmp_path, ok(accuracy=np.float64(0.75)))
+    (run,) = read(tmp_path).runs
+    assert run["test_accuracy"] == 0.75

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from maxgain.errors import RecipeError, RunError
@@ -13,6 +14,7 @@ from maxgain.study.comparing.jobs import Pairing
 from maxgain.study.comparing.shards import Merged, Shard, merge
 from maxgain.study.comparing.tuning_rule import Grid
 from maxgain.study.files import alone_in
+from maxgain.study.predictions import Predictions
 from maxgain.study.recipes import recipe_named
 from maxgain.study.reproduce.experiments import EXPERIMENTS, Experiment
 from maxgain.study.reproduce.running import Budget, Recorded, part_of, run_missing, stages
@@ -20,6 +22,7 @@ from maxgain.study.reproduce.state import look
 from maxgain.study.run_files import FILES
 from maxgain.study.runs import Place
 from maxgain.study.training import Training
+from reproduce_records import failure_of, record_of
 
 COMPARE = ["compare", "digits", "--network", "mlp", "--epochs", "1", "--regularisers", "none", "maxgain", "--jobs", "1"]
 
@@ -184,3 +187,45 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds no runs"):
         merge(tmp_path / "out", [tmp_path])
     assert not (tmp_path / "out").exists()
+
+
+def a_table_of_parts(tmp_path: Path) -> tuple[Path, Path]:
+    """Two results folders: in the first a run failed twice, and one has predictions that are damaged."""
+    jobs = EXPERIMENTS["gains"].final()
+    first, second = tmp_path / "first", tmp_path / "second"
+    predicted = Predictions.of(np.zeros(9, np.int64), np.zeros(9, np.int64), np.zeros(9, np.float32))
+    for job in jobs[:2]:
+        records.append(first, record_of(job, predictions_sha256=predicted.sha256), predicted)
+    (first / "predictions" / f"{record_of(jobs[1])['key']}.npz").write_bytes(b"damaged")
+    for finished in ("at 1", "at 2"):
+        records.append(first, failure_of(jobs[2], finished=finished))
+    records.append(second, record_of(jobs[3]))
+    return first, second
+
+
+def test_promise_20_failures_are_merged_too_and_each_once(tmp_path: Path) -> None:
+    out, parts = tmp_path / "out", a_table_of_parts(tmp_path)
+    for copied in (3, 0):
+        merged = merge(out, parts)
+        assert (merged.copied, merged.known, merged.unfinished) == (copied, 3 - copied, 1)
+        found = records.read(out)
+        (failures,) = found.failures.values()
+        assert [failure["finished"] for failure in failures] == ["at 1", "at 2"]
+    state = look(EXPERIMENTS["gains"], Recorded.read(out))
+    assert len(state.left) == len(EXPERIMENTS["gains"].final()) - 4, "what failed twice is not tried a third time"
+
+
+def test_damaged_predictions_are_named_and_their_run_is_merged_without(tmp_path: Path) -> None:
+    out, parts = tmp_path / "out", a_table_of_parts(tmp_path)
+    (warning,) = merge(out, parts).warnings
+    assert "left out: " in warning
+    assert "holds no predictions of a run" in warning
+    found = records.read(out)
+    assert [found.predictions(run) is not None for run in found.runs] == [True, False, False]
+
+
+def test_a_failure_is_not_passed_on_to_where_the_run_succeeded(tmp_path: Path) -> None:
+    out, (first, _) = tmp_path / "out", a_table_of_parts(tmp_path)
+    records.append(out, record_of(EXPERIMENTS["gains"].final()[2]))
+    merge(out, [first])
+    assert not records.read(out).failures

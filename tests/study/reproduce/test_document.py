@@ -262,7 +262,7 @@ def test_a_row_for_which_nothing_could_be_chosen_shows_no_number(tmp_path):
     assert re.search(r"\| maxgain\+dropout \| (\d.*: failed, )+4: failed \| none, as all runs failed \|", text)
     assert "3: 89.00, 4: failed | 2 |" in text
     assert re.search(r"H2: .* 0 of 5 pairs \| \*\*inconclusive\*\*, no test \|", made(tmp_path))
-    assert "No such draws for " in text
+    assert "Not drawn anew for " in text
 
 
 def test_a_row_whose_search_is_over_is_chosen_while_others_are_still_tried(tmp_path):
@@ -318,3 +318,96 @@ def test_a_gamma_curve_whose_losses_are_no_numbers_settles_nothing(tmp_path):
     assert re.search(
         r"Figure 3: .* too few losses that are numbers \(8 of 8 runs\) \| \*\*not settled\*\*", made(tmp_path)
     )
+
+
+OPTIONAL = (
+    "gain_quantiles",
+    "max_gain",
+    "seconds",
+    "device",
+    "epochs",
+    "validation_images",
+    "classes",
+    "tuned",
+    "history",
+)
+
+
+@pytest.mark.parametrize("dropped", [OPTIONAL, ("gain_quantiles",)])
+def test_records_may_lack_all_that_their_schema_does_not_require(dropped, tmp_path):
+    results = tmp_path / "results"
+    for job in CIFAR10.tuning():
+        run = record_of(job, 0.9 - 0.01 * abs(job.chosen["maxgain"] - 2), has_test=False)
+        records.append(results / TUNING, {name: run[name] for name in run if name not in dropped})
+    for job in look(CIFAR10, Recorded.read(results)).final.jobs:
+        run = record_of(job, as_in_the_paper(job.row))
+        records.append(results, {name: run[name] for name in run if name not in dropped})
+    text = made(tmp_path)
+    assert "State: 40 of 40 runs." in text
+    assert ("took" in section(text, "CIFAR-10, VGG-19")) == ("seconds" not in dropped)
+    assert text.count("| no gains, 0 of 5 runs | **not settled**, as records lack gains |") == 4
+
+
+@pytest.mark.parametrize("spoilt", [None, float("inf")])
+def test_a_run_whose_gains_are_no_numbers_or_of_another_network_is_not_averaged(spoilt, tmp_path):
+    results, gains = tmp_path / "results", EXPERIMENTS["gains"]
+    for number, job in enumerate(gains.final()):
+        run = record_of(job, layers=12 if number == 0 else 19)
+        if number == 2:
+            next(iter(run["gain_quantiles"]["test"].values()))[4] = spoilt
+        records.append(results, run)
+    text = made(tmp_path)
+    assert re.search(
+        r"Figure 2, none: gains on the test .* \(3 of 5 runs\) \| \*\*not settled\*\*, as records lack", text
+    )
+    assert re.search(
+        r"Figure 2, none: gains on the train .* \(4 of 5 runs\) \| \*\*not settled\*\*, as records lack", text
+    )
+    assert "nan" not in text
+
+
+def exactly(folder, accuracies):
+    """A table whose runs have these accuracies, by row, the same for every seed."""
+    tune(CIFAR10, folder / "results")
+    for job in look(CIFAR10, Recorded.read(folder / "results")).final.jobs:
+        records.append(folder / "results", record_of(job, accuracies.get(job.row, as_in_the_paper(job.row) + 0.01)))
+
+
+@pytest.mark.parametrize(
+    ("best", "shown", "holds"),
+    [(0.92499, "92.499", "does not hold"), (0.925, "92.50", "holds"), (0.92504, "92.504", "holds")],
+)
+def test_a_mean_is_not_rounded_across_what_was_expected_of_it(best, shown, holds, tmp_path):
+    exactly(tmp_path, {"maxgain+batchnorm+dropout": best})
+    assert f"reaches 92.5 % | `maxgain reproduce cifar10` | 91.52 | {shown} ± 0.00 (5 of 5) | **{holds}**" in made(
+        tmp_path
+    )
+
+
+@pytest.mark.parametrize(
+    ("below", "shown", "holds"),
+    [(0.40, "-0.40", "holds"), (0.402, "-0.402", "does not hold"), (0.399, "-0.399", "holds")],
+)
+def test_a_row_is_not_rounded_to_where_it_would_be_near_enough(below, shown, holds, tmp_path):
+    exactly(tmp_path, {"none": round(0.8829 - below / 100, 6)})
+    assert re.search(rf"within 0.4 points .*; lowest {shown} \(none\) \| \*\*{holds}\*\*", made(tmp_path))
+
+
+def with_failures(folder, accuracy, failed):
+    """A table in which the runs of these (row, seed) failed twice."""
+    tune(CIFAR10, folder / "results")
+    finish(CIFAR10, folder / "results", accuracy, but=failed)
+    for job in look(CIFAR10, Recorded.read(folder / "results")).final.missing:
+        for finished in ("at 1", "at 2"):
+            records.append(folder / "results", failure_of(job, finished=finished))
+    return made(folder)
+
+
+def test_an_expectation_is_not_called_wrong_because_runs_failed(tmp_path):
+    text = with_failures(tmp_path, as_in_the_paper, {("none", seed) for seed in range(5)})
+    assert re.search(r"expected: H1 .* inconclusive, no test \| \*\*not settled\*\*, as runs failed", text)
+
+
+def test_an_expectation_is_wrong_where_even_the_survivors_are_worse(tmp_path):
+    text = with_failures(tmp_path, lambda row: 0.5 if row.startswith("maxgain") else 0.9, {("maxgain", 0)})
+    assert re.search(r"expected: H1 .* reversed, p < 0.001 \| \*\*does not hold\*\*", text)

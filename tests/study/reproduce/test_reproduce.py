@@ -172,4 +172,16 @@ def test_failures_are_counted_once_however_often_their_line_is_copied(tmp_path):
     job = EXPERIMENTS["gains"].final()[0]
     for finished in ("at 1", "at 1", "at 2"):
         records.append(tmp_path, failure_of(job, finished=finished))
-    assert list(records.read(tmp_path).failures.values()) == [2]
+    (failures,) = records.read(tmp_path).failures.values()
+    assert [failure["finished"] for failure in failures] == ["at 1", "at 2"]
+
+
+def test_records_that_say_nothing_but_scores_are_enough_for_a_dry_run(tmp_path, capsys):
+    experiment = EXPERIMENTS["cifar10"]
+    for job in experiment.tuning()[:3]:
+        run = record_of(job, has_test=False)
+        records.append(
+            tmp_path / TUNING, {name: run[name] for name in run if name not in ("seconds", "device", "epochs")}
+        )
+    assert main(["reproduce", "cifar10", "--dry-run", "--results", str(tmp_path)]) == 0
+    assert "no record of one like them" in capsys.readouterr().out

@@ -27,6 +27,7 @@ SHORTEST_BAR = 8
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # all but the end of a line
 _TOGETHER = re.compile(r" (?=[=<≤±] |%)|(?<= [=<≤±]) ")
 
 DataFolder = Path | None
@@ -63,7 +64,7 @@ class Screen:
                 self.console.width = what.width_on(self.console)
             self.console.print(what.drawn(self.console.width))
         else:
-            text = wrapped(what, self.console.width) if self.console.is_terminal else what
+            text = wrapped(visible(what), self.console.width) if self.console.is_terminal else visible(what)
             self.console.print(text, style="bold" if strong else None, highlight=False, soft_wrap=True)
 
     def end(self, files: Sequence[Path] = (), steps: Mapping[str, str] | None = None) -> None:
@@ -105,7 +106,7 @@ def complain(text: str) -> None:
     """Writes to standard error, wrapped at words where that is a terminal; where nobody can hear it, it is lost."""
     if sys.stderr is None:  # it was closed from the beginning
         return
-    error = Console(stderr=True)
+    error, text = Console(stderr=True), visible(text)
     try:
         sys.stderr.write((wrapped(text, error.width) if error.is_terminal else text) + "\n")
     except OSError:
@@ -122,6 +123,11 @@ def discard(stream: TextIO) -> None:
     """Lets a stream that cannot be written lead nowhere, or Python would try once more when it ends."""
     with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:  # a test's stream has no number
         os.dup2(nowhere.fileno(), stream.fileno())
+
+
+def visible(text: str) -> str:
+    """The text with its control codes spelt out: what a file or its name says must not steer the terminal."""
+    return _CONTROL.sub(lambda code: f"\\x{ord(code[0]):02x}", text)
 
 
 def wrapped(text: str, width: int) -> str:

@@ -9,7 +9,7 @@ import fcntl
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ from ..files import locked
 from ..lines import append_line
 from ..predictions import Predictions
 from ..recipes import Recipe, from_json, run_key, to_json
-from ..schema import Metrics, Result
+from ..schema import Metrics, Result, score
 from ..schema import Record as Record
 from ..wording import clause
 
@@ -46,8 +46,8 @@ class Records:
     failed: tuple[Record, ...]
     warnings: tuple[str, ...]
     """What was left out of the files, in words: lines cut short by a writer that was killed, or of another version."""
-    failures: Mapping[str, int] = field(default_factory=dict)
-    """How often each run failed, by its key."""
+    failures: Mapping[str, tuple[Record, ...]] = field(default_factory=dict)
+    """Every time that a run failed, by its key."""
     folders: tuple[Path, ...] = ()
     """Where the runs' predictions are looked for."""
 
@@ -122,19 +122,43 @@ def read(folder: str | Path) -> Records:
     if folder.exists() and not folder.is_dir():
         raise RecordError(f"{folder} is a file: results are kept in a folder.")
     runs: dict[str, Record] = {}
-    failed: dict[str, Record] = {}
-    times: dict[str, set[str | None]] = {}
+    times: dict[str, dict[str | None, Record]] = {}
     warnings: list[str] = []
     for path in sorted(folder.glob("*.jsonl")):
         found, problems = _records_in(path)
         warnings += problems
-        for record in found:
-            (runs if record["status"] == "ok" else failed)[record["key"]] = record
-            if record["status"] == "failed":  # a line that was copied from machine to machine is one failure
-                times.setdefault(record["key"], set()).add(record.get("finished"))
-    unsuccessful = tuple(record for name, record in failed.items() if name not in runs)
-    failures = {name: len(known) for name, known in times.items()}
+        for record in sorted(found, key=_finished):  # lines of several machines are in any order
+            if record["status"] == "ok":
+                runs[record["key"]] = record
+            else:  # a line that was copied from machine to machine is one failure
+                times.setdefault(record["key"], {})[record.get("finished")] = record
+        warnings += _contradictions(path, found)
+    failures = {name: tuple(known.values()) for name, known in times.items()}
+    unsuccessful = tuple(known[-1] for name, known in failures.items() if name not in runs)
     return Records(tuple(runs.values()), unsuccessful, tuple(warnings), failures, (folder,))
+
+
+def _finished(record: Record) -> datetime:
+    """When a run ended, to tell which record is newer; where nobody can read it, before all others."""
+    try:
+        finished = datetime.fromisoformat(record.get("finished", ""))
+    except ValueError:
+        return datetime.min.replace(tzinfo=UTC)
+    return finished if finished.tzinfo else finished.replace(tzinfo=UTC)
+
+
+def _contradictions(path: Path, found: Sequence[Record]) -> list[str]:
+    """How many runs are recorded twice with scores that differ, as on two machines, in words."""
+    scores: dict[str, set[tuple[float | None, ...]]] = {}
+    for record in found:
+        if record["status"] == "ok":
+            known = tuple(score(record, name) for name in ("validation_accuracy", "test_accuracy"))
+            scores.setdefault(record["key"], set()).add(known)
+    count = sum(len(known) > 1 for known in scores.values())
+    if not count:
+        return []
+    run = "1 run is" if count == 1 else f"{count} runs are"
+    return [f"{path}: {run} recorded more than once, with scores that differ; the newest record of each counts"]
 
 
 def _records_in(path: Path) -> tuple[list[Record], list[str]]:

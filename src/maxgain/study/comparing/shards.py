@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from maxgain.errors import RecipeError, RunError
+from maxgain.errors import FileError, RecipeError, RunError
 
 from ..files import CLAIM, alone_in, whole_folder
+from ..predictions import Predictions
 from ..run_files import FILES, RESULT
+from ..wording import clause
 from . import records
-from .records import Records
+from .records import Record, Records
 
 Job = TypeVar("Job")
 
@@ -57,9 +59,9 @@ class Merged:
     known: int
     """Those that were there already."""
     unfinished: int
-    """Those that were left where they are."""
+    """Those that were left where they are, or failed."""
     warnings: tuple[str, ...] = ()
-    """What in the records of the parts is no record, in words."""
+    """What in the parts could not be used, in words."""
 
 
 def merge(out: Path, parts: Sequence[Path]) -> Merged:
@@ -71,19 +73,20 @@ def merge(out: Path, parts: Sequence[Path]) -> Merged:
     for part, rooms in recorded.items():
         if not any((part / room).is_dir() for room in ROOMS) and not any(map(_is_of_runs, rooms.values())):
             raise RunError(f"{part} is not the folder of a comparison, a search or results: it holds no runs.")
+    damaged: list[str] = []
     counts = Counter(
         outcome
         for rooms in recorded.values()
         for room, found in rooms.items()
         if _is_of_runs(found)
-        for outcome in _merge_records(found, out / room)
+        for outcome in _merge_records(found, out / room, damaged.append)
     )
     runs = [(run, out / room / run.name) for part in parts for room in ROOMS for run in _runs(part / room)]
     if runs:
         with alone_in(out):
             counts.update(_merge_run(run, target) for run, target in runs)
     warnings = tuple(warning for rooms in recorded.values() for found in rooms.values() for warning in found.warnings)
-    return Merged(counts["copied"], counts["known"], counts["unfinished"], warnings)
+    return Merged(counts["copied"], counts["known"], counts["unfinished"], (*warnings, *damaged))
 
 
 def _merge_run(run: Path, target: Path) -> str:
@@ -104,16 +107,31 @@ def _is_of_runs(found: Records) -> bool:
     return bool(found.runs or found.failed)
 
 
-def _merge_records(found: Records, out: Path) -> Iterator[str]:
-    """Adds the successes that are not there; a failure is not passed on, as whoever goes on tries that run again."""
+def _merge_records(found: Records, out: Path, warn: Callable[[str], None]) -> Iterator[str]:
+    """Adds what is not there: runs that succeeded, and the failures of others, which count as attempts there too."""
     there = records.read(out)
     for run in found.runs:
         if there.find(run["key"]) is not None:
             yield "known"
             continue
-        records.append(out, run, found.predictions(run))
+        records.append(out, run, _predictions(found, run, warn))
         yield "copied"
-    yield from ["unfinished"] * len(found.failed)
+    for run in found.failed:
+        known = {failure.get("finished") for failure in there.failures.get(run["key"], ())}
+        if there.find(run["key"]) is None:
+            for failure in found.failures[run["key"]]:
+                if failure.get("finished") not in known:
+                    records.append(out, failure)
+        yield "unfinished"
+
+
+def _predictions(found: Records, run: Record, warn: Callable[[str], None]) -> Predictions | None:
+    """What a run predicted; damaged files are named, and the run does without."""
+    try:
+        return found.predictions(run)
+    except FileError as error:
+        warn(f"left out: {clause(error)}")
+        return None
 
 
 def _runs(room: Path) -> list[Path]:

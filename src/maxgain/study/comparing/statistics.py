@@ -294,10 +294,12 @@ def _noncentrality_interval(t: float, degrees: int) -> Interval:
 
 
 def _rounding(*scores: NDArray[np.float64]) -> float:
-    """Scores that differ by less are equal: 0.8 - 0.7 and 0.7 - 0.6 differ in their last bits only."""
-    return float(
-        64 * np.finfo(np.float64).eps * max((np.abs(values).max() for values in scores if len(values)), default=0)
-    )
+    """Scores that differ by less are equal: 0.8 - 0.7 and 0.7 - 0.6 differ in their last bits only.
+
+    So do scores whose squares are too small to be numbers, which no test set has room for.
+    """
+    largest = max((float(np.abs(values).max()) for values in scores if len(values)), default=0.0)
+    return max(64 * float(np.finfo(np.float64).eps) * largest, 1e-100)
 
 
 def _unless_rounding(mean: float, rounding: float) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..comparing.comparison import Comparison, Contrast, Row
 from ..comparing.sentences import p_value
 from ..schema import score
-from ..wording import listed, signed
+from ..wording import listed, signed, told_apart
 from . import paper
 from .experiments import Experiment
 from .state import Curve, State, deviation
@@ -17,8 +17,8 @@ NEAR = 0.4
 """How far a row's mean may be below the paper's number, in points: expected beforehand."""
 BEST_ROW, BEST_ACCURACY = "maxgain+batchnorm+dropout", 92.5
 """The row of which the plan expects at least so many per cent on CIFAR-10."""
-ROUNDING = 1e-9
-"""Points of accuracy that are lost in binary numbers: a mean of exactly 92.5 % reaches it."""
+DECIMALS = 9
+"""To which points of accuracy are compared, as binary numbers lose what is below: a mean of 92.5 % reaches 92.5."""
 SURE = 0.001
 """The p-value below which the plan expects MaxGain alone against nothing to be."""
 SAME_GAINS = 0.1
@@ -62,12 +62,19 @@ def progress(state: State) -> str:
     return f"{state.done} of {state.planned} runs done; scores are looked at when all are"
 
 
-def mean(row: Row) -> str:
-    """A row's mean accuracy in per cent, with its standard error and how many runs it is of."""
+def mean(row: Row, limit: float | None = None) -> str:
+    """A row's mean accuracy in per cent, not rounded across a limit, with its error and how many runs it is of."""
     if row.summary is None:
         return f"no score, 0 of {row.planned} runs"
     error = "" if row.summary.standard_error is None else f" ± {100 * row.summary.standard_error:.2f}"
-    return f"{100 * row.summary.mean:.2f}{error} ({row.done} of {row.planned})"
+    value = round(100 * row.summary.mean, DECIMALS)
+    shown = f"{value:.2f}" if limit is None else told_apart(value, limit, _ever_more_exact(value, 2))
+    return f"{shown}{error} ({row.done} of {row.planned})"
+
+
+def _ever_more_exact(value: float, decimals: int) -> list[str]:
+    """A number as text, with so many decimals and then with more and more."""
+    return [f"{value:.{count}f}" for count in range(decimals, DECIMALS + 1)]
 
 
 def published_difference(experiment: Experiment, contrast: Contrast | tuple[str, str]) -> float | None:
@@ -81,7 +88,7 @@ def beside_paper(row: Row, published: paper.Table) -> float | None:
     """By how many points a row's mean is above the paper's number."""
     if row.summary is None or row.name not in published:
         return None
-    return 100 * row.summary.mean - published[row.name].accuracy
+    return round(100 * row.summary.mean - published[row.name].accuracy, DECIMALS)
 
 
 def _of_contrasts(state: State) -> Iterator[Claim]:
@@ -156,9 +163,9 @@ def _near_paper(comparison: Comparison, published: paper.Table) -> tuple[str, st
     """Whether no row's mean is further below the paper's number than expected."""
     beside = {row.name: above for row in comparison.rows if (above := beside_paper(row, published)) is not None}
     lost = [row.name for row in comparison.rows if row.done < row.planned]
-    near = [name for name, above in beside.items() if above >= -NEAR - ROUNDING and name not in lost]
+    near = [name for name, above in beside.items() if above >= -NEAR and name not in lost]
     worst = min(beside, key=lambda name: beside[name], default=None)
-    lowest = "" if worst is None else f"; lowest {signed(beside[worst])} ({worst})"
+    lowest = "" if worst is None else f"; lowest {_told_from_limit(beside[worst])} ({worst})"
     failed = f"; runs failed in {listed(lost)}" if lost else ""
     is_low = len(near) + len(lost) < len(comparison.rows)
     return f"{len(near)} of {len(comparison.rows)} rows{lowest}{failed}", _holds(
@@ -166,12 +173,20 @@ def _near_paper(comparison: Comparison, published: paper.Table) -> tuple[str, st
     )
 
 
+def _told_from_limit(above: float) -> str:
+    return told_apart(above, -NEAR, (signed(above), *_ever_more_exact(above, 3)))
+
+
 def _sure(contrast: Contrast) -> tuple[str, str]:
-    """Whether a contrast is established, and surely."""
-    p = None if contrast.decided is None else contrast.decided.adjusted_p
+    """Whether a contrast is established, and surely: where runs failed, with these counted as guessing too."""
+    tests = [contrast.decided, *([contrast.decided_with_failures] if contrast.failures_as_chance else [])]
+    p_values = [None if test is None else test.adjusted_p for test in tests]
+    is_sure = contrast.verdict == "established" and all(p is not None and p < SURE for p in p_values)
+    is_open = contrast.failures_as_chance is not None and contrast.verdict in ("established", "inconclusive")
+    why = "no test" if p_values[0] is None else _p(p_values[0])
     if contrast.verdict != contrast.among_survivors:
-        return f"{contrast.verdict}, as runs failed", UNSETTLED
-    return f"{contrast.verdict}, {_p(p)}", _holds(contrast.verdict == "established" and p is not None and p < SURE)
+        why = "as runs failed"
+    return f"{contrast.verdict}, {why}", UNSETTLED if is_open and not is_sure else _holds(is_sure)
 
 
 def _best(comparison: Comparison) -> tuple[str, str]:
@@ -179,27 +194,31 @@ def _best(comparison: Comparison) -> tuple[str, str]:
     row = comparison.row(BEST_ROW)
     if row.done < row.planned:
         return mean(row), UNSETTLED
-    return mean(row), _holds(row.summary is not None and 100 * row.summary.mean >= BEST_ACCURACY - ROUNDING)
+    reached = row.summary is not None and round(100 * row.summary.mean, DECIMALS) >= BEST_ACCURACY
+    return mean(row, BEST_ACCURACY), _holds(reached)
 
 
 def _of_gains(state: State) -> Iterator[Claim]:
     planned = len(state.experiment.pairing.units)
     for row in state.experiment.rows:
-        name, done = row.partition("=")[0], state.done_of(row)
+        name = row.partition("=")[0]
         for part in ("train", "test"):
             theirs = paper.GAINS[name][part]
             text = f"Figure {paper.GAINS_FIGURES[name]}, {row}: gains on the {part} set"
             about = f"medians {min(box[2] for box in theirs):.2f} to {max(box[2] for box in theirs):.2f}"
-            ours = state.gains(row, part)
+            ours, done = state.gains(row, part), len(state.measured(row, part))
             if not state.is_complete:
                 found, verdict = progress(state), "not run" if progress(state) == "not run" else "open"
             elif ours is None:
                 found, verdict = f"no gains, 0 of {planned} runs", UNSETTLED
             else:
-                off = deviation(ours, theirs)
+                off = round(100 * deviation(ours, theirs), DECIMALS)
+                shown = told_apart(off, 100 * SAME_GAINS, _ever_more_exact(off, 1))
                 medians = f"{min(box[2] for box in ours):.2f} to {max(box[2] for box in ours):.2f}"
-                found = f"medians {medians}; {100 * off:.1f} % off, averaged over layers ({done} of {planned} runs)"
-                verdict = f"{_holds(off <= SAME_GAINS)} (within 10 %)" if done == planned else UNSETTLED
+                found = f"medians {medians}; {shown} % off, averaged over layers ({done} of {planned} runs)"
+                verdict = f"{_holds(off <= 100 * SAME_GAINS)} (within 10 %)"
+            if state.is_complete and done < planned:
+                verdict = UNSETTLED if state.done_of(row) < planned else "**not settled**, as records lack gains"
             yield Claim(text, state.experiment.command, about, found, verdict)
 
 

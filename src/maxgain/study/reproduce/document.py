@@ -94,17 +94,26 @@ def _section(state: State, show: Show) -> Iterator[str]:
 
 def _state_of(state: State) -> str:
     """How far it is, on what, and how long that took."""
-    runs = (*state.tuning.recorded, *state.runs)
-    if not runs:
+    recorded = (*state.tuning.recorded, *state.runs)
+    if not recorded:
         possible = "" if state.experiment.obtainable else " Its data could not be had here."
         return f"**Not run.**{possible}"
+    notes = dict.fromkeys(run["note"] for run in recorded if run.get("note"))
+    about = "".join(f" Note: {note}." for note in notes)
+    return f"State: {progress(state)}.{_took(recorded)}{about}"
+
+
+def _took(recorded: Sequence[Record]) -> str:
+    """On what runs were trained and how long, as far as their records say so."""
+    runs = [run for run in recorded if "seconds" in run and "device" in run]
+    if not runs:
+        return ""
     devices, hours = device_and_hours(runs)
     took = f"{hours:.1f} hours" if hours >= 2 else f"{60 * hours:.0f} minutes"
-    notes = dict.fromkeys(run["note"] for run in runs if run.get("note"))
-    about = "".join(f" Note: {note}." for note in notes)
+    known = "" if len(runs) == len(recorded) else f", of {len(recorded)}, that tell"
     return (
-        f"State: {progress(state)}. The {counted(len(runs), 'recorded run')} took {took} on {devices}, added up one by "
-        f"one though several shared a device.{about}"
+        f" The {counted(len(runs), 'recorded run')}{known} took {took} on {devices}, added up one by one though "
+        "several shared a device."
     )
 
 
@@ -155,7 +164,7 @@ def _sampling(comparison: Comparison, sentences: Sequence[str]) -> Iterator[str]
         yield _bullets(f"{sentence}." for sentence in sentences)
     without = [_named(pair) for pair in comparison.contrasts if pair.bootstrap is None]
     if without:
-        yield f"No such draws for {listed(without)}: it takes two pairs of runs whose predictions were kept."
+        yield f"Not drawn anew for {listed(without)}: it takes two pairs of runs whose predictions were kept."
 
 
 def _named(contrast: Contrast) -> str:
@@ -289,7 +298,7 @@ def _gains(state: State, show: Show) -> Iterator[str]:
             continue
         bound = paper.GAINS_GAMMA if name == "maxgain" else None
         figure = partial(figures.boxes, known, theirs, bound, row)
-        count = counted(state.done_of(row), "run")
+        count = counted(max(len(state.measured(row, part)) for part in known), "run")
         yield f"`{row}`, the mean of {count} for every number, medians and largest gains alike; the paper has one run."
         yield show(f"gains-{name}", figure, f"Gains by layer of {row}, ours beside the paper's")
         heads = ("layer", *(f"{part} {what}" for part in known for what in ("median", "paper's", "largest", "paper's")))

@@ -51,7 +51,7 @@ class Stage:
     def missing(self) -> list[Job]:
         """The runs without a record of a success, but for those that failed as often as a run is tried."""
         without = many.missing(self.jobs, self.known)
-        return [job for job in without if self.known.failures.get(job.key, 0) < ATTEMPTS]
+        return [job for job in without if len(self.known.failures.get(job.key, ())) < ATTEMPTS]
 
     @cached_property
     def by_row(self) -> dict[str, list[Record]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,9 +16,12 @@ from ..comparing.records import Record
 from ..comparing.tuning_rule import best
 from ..wording import listed
 from .experiments import Experiment
-from .paper import Box
+from .paper import GAINS, Box
 from .running import Recorded, Stage, by_records, final_stage, tuning_stage
 
+LAYERS = len(GAINS["none"]["train"])
+"""How many layers the paper shows the gains of."""
+Boxes = tuple[Box, ...]
 Curve = tuple[tuple[float, Record], ...]
 """The numbers that were tried for a row on a fold, the smallest first, and the runs that they came to."""
 
@@ -75,7 +79,7 @@ class State:
         """What the records answer; None until all runs are done, so that nobody looks at test scores before that."""
         if not self.is_complete or not self.certain.jobs:
             return None
-        images = next((run["validation_images"] for run in self.tuning.recorded), None)
+        images = next((run["validation_images"] for run in self.tuning.recorded if "validation_images" in run), None)
         known = self.certain.known
         return compare(self.experiment.question(self.certain.jobs, images), known, known.correct)
 
@@ -119,13 +123,16 @@ class State:
         won = best(trials)
         return None if won is None else float(won["values"][row])
 
-    def gains(self, row: str, part: str) -> tuple[Box, ...] | None:
-        """The quantiles of the gains in each layer, from the input on, averaged over the runs of a row."""
-        runs = self.certain.by_row.get(row)
-        if not runs:
+    def measured(self, row: str, part: str) -> list[Boxes]:
+        """The quantiles of the gains in each layer, from the input on, of those runs of a row that have them."""
+        return [boxes for run in self.certain.by_row.get(row, ()) if len(boxes := _boxes(run, part)) == LAYERS]
+
+    def gains(self, row: str, part: str) -> Boxes | None:
+        """These quantiles averaged over the runs."""
+        boxes = np.array(self.measured(row, part))
+        if not len(boxes):
             return None
-        boxes = np.array([list(run["gain_quantiles"][part].values()) for run in runs], dtype=float).mean(axis=0)
-        return tuple((low, lower, middle, upper, high) for low, lower, middle, upper, high in boxes.tolist())
+        return tuple((low, lower, middle, upper, high) for low, lower, middle, upper, high in boxes.mean(axis=0))
 
 
 def look(experiment: Experiment, recorded: Recorded) -> State:
@@ -143,3 +150,10 @@ def device_and_hours(runs: Sequence[Record]) -> tuple[str, float]:
     """What runs were trained on, and how long, in hours; runs that shared a GPU are counted one by one."""
     devices = sorted({run["device"] for run in runs})
     return listed(devices), sum(run["seconds"] for run in runs) / 3600
+
+
+def _boxes(run: Record, part: str) -> Boxes:
+    """The quantiles of a run's gains by layer; none where one of them is missing or no number."""
+    quantiles = run.get("gain_quantiles", {}).get(part, {}).values()
+    boxes = tuple(tuple(value for value in five if value is not None and math.isfinite(value)) for five in quantiles)
+    return cast("Boxes", boxes) if all(len(box) == 5 for box in boxes) else ()
