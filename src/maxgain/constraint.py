@@ -30,10 +30,10 @@ from .coverage import (
     tell_what_is_left_out,
     torch_optimizer_in,
 )
-from .distributed import local, own_part
+from .distributed import carried, local, own_part
 from .errors import AttachError, MeasurementWarning, NotMeasuredError, StateError
 from .functional import shrink_all_
-from .layers import ITSELF, find_layers
+from .layers import ITSELF, Instance, find_layers
 from .observe import UNMEASURED, Hook, Missed, Observer
 from .proof import Proofs, Slipping, expect_whole_weights
 
@@ -238,7 +238,7 @@ class Constraint(ABC):
         return {
             self.bound_name: {glob.escape(name): bound for name, bound in self.bounds.items()},
             "include": [glob.escape(name) for name in self._names],
-            **{name: getattr(self, name) for name in self.option_names},
+            **{name: carried(getattr(self, name)) for name in self.option_names},
         }
 
     # Watching.
@@ -249,7 +249,8 @@ class Constraint(ABC):
         notes = {} if self._proofs is None else {name: proof.note for name, proof in self._proofs.open.items()}
         for layer, observer in zip(self._layers, self._observers, strict=False):  # without observers no layer is hooked
             if observer.needs_forwards:
-                self._hooks.append(Hook(layer, observer, notes.get(layer.name)))
+                instance: Instance = getattr(observer, "instance", "auto")
+                self._hooks.append(Hook(layer, observer, notes.get(layer.name), instance))
         self._never_sized = set(self._names) if self.why_unknown else set()
 
     def _pause(self, paused: bool) -> None:

@@ -3,14 +3,63 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NoReturn
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from . import torch_quirks
+from .errors import MaxGainError, StateError
+
 Group = dist.ProcessGroup | Literal[False] | None
 """Whose ranks share their maxima: None is the default group, where there is one; False means: do not share."""
+
+
+class InThisProcess:
+    """A process group on its way into a copy of a constraint: there it is the same one, and in no file at all."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+
+    def __deepcopy__(self, memo: Any) -> dist.ProcessGroup:
+        return self.group
+
+    def __reduce__(self) -> NoReturn:
+        raise StateError(
+            "a constraint with a process group of its own cannot be pickled, because no other process has that group: "
+            "save the state_dict() of model and constraint, or make the constraint without process_group."
+        )
+
+
+def check_group(group: Any) -> Group:
+    """Return the process group if it is one, None or False, or what torch gives to ranks outside of a group."""
+    if isinstance(group, InThisProcess):
+        return group.group
+    outside = dist.is_available() and group == dist.GroupMember.NON_GROUP_MEMBER
+    if not (group is False or outside or isinstance(group, dist.ProcessGroup)):
+        raise MaxGainError(
+            f"process_group must be a torch.distributed.ProcessGroup, None or False, not {group!r:.60}; "
+            "of a device mesh it is mesh.get_group()."
+        )
+    return group  # type: ignore[no-any-return]
+
+
+def expect_same_layers(names: Sequence[str], group: Group, device: torch.device) -> None:
+    """Refuse ranks that constrain other layers: each would take the other's maxima for those of its own layers."""
+    if group is False or dist.get_world_size(group) < 2 or torch_quirks.is_capturing(device):
+        return
+    of_ranks: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(of_ranks, list(names), group)
+    for rank, theirs in enumerate(of_ranks):
+        if theirs != list(names):
+            only = sorted({*theirs} ^ {*names}) or [theirs[0]]
+            raise MaxGainError(
+                f"rank {rank} of the process group constrains other layers than rank {dist.get_rank(group)} "
+                f"({only[0]!r} is not on both), so their gains cannot be shared: name the ranks that train the same "
+                "model with process_group, or do not share with process_group=False."
+            )
 
 
 def largest_of_ranks(packed: Tensor, group: Group) -> Tensor:
@@ -20,6 +69,11 @@ def largest_of_ranks(packed: Tensor, group: Group) -> Tensor:
     packed = packed.clone()
     dist.all_reduce(packed, op=dist.ReduceOp.MAX, group=group)
     return packed
+
+
+def carried(option: Any) -> Any:
+    """An argument of a constraint in the form in which it gets into a copy."""
+    return InThisProcess(option) if isinstance(option, dist.ProcessGroup) else option
 
 
 def is_sharded(tensor: Any) -> bool:

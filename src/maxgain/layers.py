@@ -50,6 +50,8 @@ class LayerKind:
     """The dimension of the weight along which its units lie (within each group); None where it has no units."""
     diagonal: Callable[[nn.Module, torch.dtype], Tensor] | None = None
     """The diagonal of W, in the given type, where W is a diagonal matrix."""
+    output_is_part: bool = True
+    """False where a layer's output need not be ``Wx`` and a bias: there may be an activation behind it."""
     divides_by_its_input: bool = False
     """True where x is the input divided by its own size: Wx is linear in x, but not in the input."""
     forward_arguments: Callable[[Any, Tensor, torch.Size], dict[str, Any]] = lambda layer, x, shape: {}
@@ -250,7 +252,13 @@ def register_layer(
     instance_dims = check_count("instance_dims", instance_dims)
     check_is("weight", weight, str, "the name of a parameter")
     part = _without_bias(instance_dims) if linear_part is None else check_callable("linear_part", linear_part)
-    KINDS[layer_type] = LayerKind(lambda layer, x: instance_dims, part, weight=weight, by_default=by_default)
+    KINDS[layer_type] = LayerKind(
+        lambda layer, x: instance_dims,
+        part,
+        weight=weight,
+        by_default=by_default,
+        output_is_part=linear_part is None,
+    )
 
 
 @dataclass(frozen=True)

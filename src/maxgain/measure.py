@@ -129,7 +129,7 @@ def measure_gains(
     def observe(layer: FoundLayer, x: Tensor, output: Tensor) -> None:
         seen[layer.name].append(layer_gains(layer, x, output, p, instance).flatten())
 
-    with evaluating(model), watching(layers, observe):
+    with evaluating(model), watching(layers, observe, instance):
         device = layers[0].weight.device
         for number, batch in enumerate(batches):
             call(model, batch, device, f"batch {number}")
@@ -203,11 +203,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def watching(layers: Iterable[FoundLayer], observe: Callable[[FoundLayer, Tensor, Tensor], None]) -> Iterator[None]:
+def watching(
+    layers: Iterable[FoundLayer], observe: Callable[[FoundLayer, Tensor, Tensor], None], instance: Instance = "auto"
+) -> Iterator[None]:
     """Within this context ``observe(layer, input, output)`` is called whenever one of the layers runs."""
     with ExitStack() as stack:
         for layer in layers:
-            stack.callback(Hook(layer, partial(observe, layer)).remove)
+            stack.callback(Hook(layer, partial(observe, layer), instance=instance).remove)
         yield
 
 

@@ -78,10 +78,16 @@ class Hook(torch_quirks.ForwardHook):
     """
 
     def __init__(
-        self, layer: FoundLayer, observe: Callable[[Tensor, Tensor], None], note: Callable[..., None] | None = None
+        self,
+        layer: FoundLayer,
+        observe: Callable[[Tensor, Tensor], None],
+        note: Callable[..., None] | None = None,
+        instance: Instance = "auto",
     ) -> None:
         self.layer = layer
         self.observe = observe
+        self.instance = instance
+        """What the observer takes for one x."""
         self.note = note
         """Told of each call that is not compiled: input, output, and all that was given besides."""
         self.look: Callable[[], None] | None = None
@@ -132,7 +138,7 @@ class Hook(torch_quirks.ForwardHook):
         if self.look is not None:
             self.look()
         if type(x) is not Tensor or type(output) is not Tensor:
-            x, output = _rows(x), _rows(output)
+            x, output = self._rows(x), self._rows(output)
         try:
             self.observe(x, output)
         except MaxGainError:
@@ -154,10 +160,16 @@ class Hook(torch_quirks.ForwardHook):
         with torch_quirks.undisturbed(module, self.layer.weight.device):
             return module.forward(*args, **kwargs)
 
-
-def _rows(value: Any) -> Any:
-    """The rows of a jagged tensor, in one dense tensor; anything else as it is."""
-    return value.values() if isinstance(value, Tensor) and value.is_nested and value.layout == torch.jagged else value
+    def _rows(self, value: Any) -> Any:
+        """The rows of a jagged tensor, in one dense tensor; anything else as it is."""
+        if not (isinstance(value, Tensor) and value.is_nested and value.layout == torch.jagged):
+            return value
+        if self.instance == "sample":
+            reason = (
+                "its samples are of different lengths, and instance='sample' wants each as a whole ('auto' does not)"
+            )
+            raise UnsupportedLayerError(refusal(self.layer, "measured", reason))
+        return value.values()
 
 
 def _misfit(layer: FoundLayer, x: Any, output: Any) -> str | None:

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn.utils import prune
 from transformers.pytorch_utils import Conv1D
 
-from maxgain import MaxGain, operator_norms
+from maxgain import MaxGain, operator_norms, register_layer
+from maxgain.layers import KINDS
 from maxgain.lipschitz.network import PARTS, part_constant
 
 PS = [1, 2, math.inf]
@@ -187,6 +188,30 @@ def test_nothing_is_claimed_where_a_hook_may_change_what_passes(which, change):
     where = "the Sequential itself" if which is None else f"'{which}'"
     assert where in report.covers
     assert "has a forward hook" in report.covers or "was replaced" in report.covers
+
+
+class SteepNorm(nn.BatchNorm1d):
+    def forward(self, input):
+        return F.leaky_relu(super().forward(input), 10.0)
+
+
+class Activated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(3))
+
+    def forward(self, x):
+        return 10 * torch.relu(x @ self.weight)
+
+
+def test_nothing_is_claimed_where_a_layer_changes_its_own_linear_part(monkeypatch):
+    monkeypatch.setattr("maxgain.layers.KINDS", dict(KINDS))
+    register_layer(Activated, 1, lambda layer, x, output: (x, x @ layer.weight))
+    for layer in (SteepNorm(3), Activated()):
+        for model in (layer, nn.Sequential(nn.Flatten(), layer)):
+            report = operator_norms(model, torch.ones(1, 3))
+            assert report.product == pytest.approx(1, rel=1e-4)  # of Wx, and not of the tenfold that is returned
+            assert report.bound is None
 
 
 def test_nothing_is_claimed_while_a_hook_for_all_modules_is_registered():

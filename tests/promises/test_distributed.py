@@ -4,7 +4,9 @@ Two processes start once and run every scenario; each test looks at what both of
 """
 
 import contextlib
+import copy
 import math
+import pickle
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from maxgain import Lipschitz, MaxGain
-from maxgain.errors import MeasurementWarning
+from maxgain.errors import MaxGainError, MeasurementWarning, StateError
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="torch was built without gloo")
 STEPS, GAMMA = 10, 0.3
@@ -159,6 +161,29 @@ def for_itself(rank: int, alone: dist.ProcessGroup) -> Any:
     return norms
 
 
+def other_layers(rank: int, alone: dist.ProcessGroup) -> Any:
+    """As stages of a pipeline are: as many layers on each rank, but not the same ones."""
+    said = []
+    for make in (MaxGain, Lipschitz):
+        model = nn.ModuleDict({f"stage_{rank}": nn.Linear(6, 4)})
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        make(model, 1.0).attach(optimiser)
+        model[f"stage_{rank}"](batch(rank, 0)).sum().backward()
+        with pytest.raises(MaxGainError) as error:
+            optimiser.step()
+        said.append(str(error.value))
+    return said
+
+
+def copy_with_a_group(rank: int, alone: dist.ProcessGroup) -> Any:
+    """A copy in this process has the same group; a file cannot."""
+    constraint = MaxGain(nn.Linear(6, 4), process_group=alone)
+    with pytest.raises(StateError) as error:
+        pickle.dumps(constraint)
+    copies = copy.deepcopy(constraint), copy.copy(constraint)
+    return [one.process_group is alone for one in copies], str(error.value)
+
+
 SCENARIOS: dict[str, Callable[[int, dist.ProcessGroup], Any]] = {
     "ddp": train,
     "ddp, wrapped": partial(train, wrapped=True),
@@ -171,6 +196,8 @@ SCENARIOS: dict[str, Callable[[int, dist.ProcessGroup], Any]] = {
     "overflow, fused": partial(overflow_on_one_rank, fused=True),
     "own group": in_a_group_of_its_own,
     "for itself": for_itself,
+    "other layers": other_layers,
+    "a copy": copy_with_a_group,
 }
 
 
@@ -265,3 +292,26 @@ def test_promise_13_without_a_process_group_a_rank_steps_for_itself(ranks: Ranks
     norms = ranks[0]["for itself"]
     assert norms[0] == pytest.approx(0.01)
     assert norms[1] <= 0.01
+
+
+def test_promise_13_ranks_with_other_layers_are_refused_before_their_maxima_are_mixed(ranks: Ranks) -> None:
+    for rank, other in ((0, 1), (1, 0)):
+        for said in ranks[rank]["other layers"]:
+            assert said.startswith(
+                f"rank {other} of the process group constrains other layers than rank {rank} ('stage_"
+            )
+            assert "process_group=False" in said
+
+
+def test_a_copy_in_the_same_process_keeps_its_process_group_and_a_file_is_refused_in_words(ranks: Ranks) -> None:
+    for rank in ranks:
+        kept, said = rank["a copy"]
+        assert kept == [True, True]
+        assert said.startswith("a constraint with a process group of its own cannot be pickled")
+
+
+@pytest.mark.parametrize("group", [True, 0, "world"])
+@pytest.mark.parametrize("make", [MaxGain, Lipschitz])
+def test_what_is_no_process_group_is_refused_at_once(make: Any, group: Any) -> None:
+    with pytest.raises(MaxGainError, match=r"^process_group must be a torch.distributed.ProcessGroup, None or False"):
+        make(nn.Linear(2, 2), 1.0, process_group=group)

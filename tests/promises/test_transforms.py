@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, hessian, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from maxgain import Lipschitz, MaxGain
+from maxgain import Lipschitz, MaxGain, measure_gains
 from maxgain.errors import MaxGainError, UnsupportedLayerError
 
 pytestmark = [
@@ -117,6 +117,17 @@ def test_rows_of_a_jagged_tensor_are_instances_and_other_nested_tensors_are_refu
     assert constraint.gains["0"] == pytest.approx(expected.max().item(), rel=1e-5)
     with pytest.raises(UnsupportedLayerError, match=r"^layer '0' \(Linear\) cannot be measured: its input is nested"):
         model(torch.nested.nested_tensor(rows, layout=torch.strided))
+
+
+def test_whole_samples_of_a_jagged_tensor_are_refused_rather_than_taken_for_rows() -> None:
+    model = nn.Sequential(nn.Linear(6, 5))
+    jagged = torch.nested.nested_tensor([torch.randn(2, 6), torch.randn(3, 6)], layout=torch.jagged)
+    refusal = r"^layer '0' \(Linear\) cannot be measured: its samples are of different lengths"
+    MaxGain(model, instance="sample")
+    with pytest.raises(UnsupportedLayerError, match=refusal):
+        model(jagged)
+    with pytest.raises(UnsupportedLayerError, match=refusal):
+        measure_gains(nn.Sequential(nn.Linear(6, 5)), [jagged], instance="sample")
 
 
 def test_a_sparse_input_is_refused_by_name() -> None:

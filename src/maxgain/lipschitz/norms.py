@@ -181,8 +181,13 @@ def _network_bound(
         if norm.residual > tolerance:
             return None, f"no bound of the network: the norm of layer {name!r} has not converged."
     try:
-        # A norm is approached from below: what may be missing is added.
-        norms = {layer.module: found[layer.name].value * (1 + found[layer.name].residual) for layer in layers}
+        # A norm is approached from below: what may be missing is added. And it is that of Wx, which a layer may change
+        # before it returns it: one with a linear part of its own, or a batch norm with a forward of its own.
+        norms = {
+            layer.module: found[layer.name].value * (1 + found[layer.name].residual)
+            for layer in layers
+            if layer.kind.output_is_part and (layer.kind.needs_output or not layer.own_forward)
+        }
         constant = chain_constant(model, norms, p)
     except NotAChainError as error:
         return None, f"no bound of the network, which is not a chain of known parts: {error}."

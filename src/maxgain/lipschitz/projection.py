@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import torch_quirks
 from ..constraint import Constraint
 from ..coverage import Bound, Share
-from ..distributed import Group, largest_of_ranks
+from ..distributed import Group, check_group, expect_same_layers, largest_of_ranks
 from ..errors import StateError
 from ..functional import check_count, finite
 from ..kernels import Replayed
@@ -74,7 +75,8 @@ class Lipschitz(Constraint):
     ) -> None:
         self.p = check_operator_p(p)
         self.iterations = check_count("iterations", iterations)
-        self.process_group = process_group
+        self.process_group = None if process_group is None else check_group(process_group)
+        self._ranks_agree = False
         self._replayed = Replayed[tuple[Tensor, list[Tensor | None]]]()
         super().__init__(model, bound, include=include, exclude=exclude)
 
@@ -96,6 +98,9 @@ class Lipschitz(Constraint):
             sizes, newest = self._replayed(tuple(known), estimates)
             for norm, vectors in zip(norms, newest, strict=True):
                 norm.newest = vectors
+        if not self._ranks_agree and dist.is_available() and dist.is_initialized():
+            expect_same_layers(self._names, self.process_group, device)
+            self._ranks_agree = True
         return largest_of_ranks(sizes, self.process_group)
 
     def _project(self, share: Share, found_inf: Tensor | None) -> None:
