@@ -2,42 +2,24 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.utils import counters
-from torch._functorch.aot_autograd import make_boxed_func
-from torch._functorch.compilers import nop
 from torch.utils.checkpoint import checkpoint
 
 from maxgain import Lipschitz, MaxGain
 from maxgain.errors import UnsupportedLayerError
+from promises.common import compiling, forget_compiled_code
 from small_net import each_measure
 
-pytestmark = [  # what torch says to itself while it compiles
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
-]
+pytestmark = compiling
 # Inductor's code would be the same each time and takes long to build; what differs between tests is what is traced.
 TRACE_ONLY = "aot_eager"
-
-
-def _reset() -> None:
-    torch._dynamo.reset()
-    counters.clear()
-
-
-@pytest.fixture(autouse=True)
-def _forget_compiled_code() -> Iterator[None]:
-    _reset()
-    yield
-    torch._dynamo.reset()
 
 
 def net() -> nn.Sequential:
@@ -87,35 +69,6 @@ def test_promise_12_a_compiled_model_trains_as_the_plain_one_does(backend: str) 
     for one, other in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     assert counters["stats"]["unique_graphs"] == 1
-
-
-def kept_for_backward(layers: list[nn.Module], *, constrained: bool) -> int:
-    """How many bytes a compiled forward under autocast keeps."""
-    model = nn.Sequential(*layers)
-    if constrained:
-        MaxGain(model, gamma=2.0)
-    compiled = torch.compile(model, fullgraph=True, backend="inductor")
-    kept: list[int] = []
-
-    def count(tensor: Tensor) -> Tensor:
-        kept.append(tensor.numel() * tensor.element_size())
-        return tensor
-
-    saving = torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)
-    with saving, torch.autocast("cpu", dtype=torch.bfloat16):
-        compiled(torch.ones(4, 16, 16, requires_grad=True))
-    return sum(kept)
-
-
-@pytest.mark.parametrize("activation", [nn.GELU, partial(nn.SiLU, inplace=True)])
-def test_promise_12_a_compiled_forward_keeps_no_more_for_the_backward_than_without(
-    activation: Callable[[], nn.Module],
-) -> None:
-    def layers() -> list[nn.Module]:
-        return [nn.Linear(16, 32), activation(), nn.Linear(32, 32), activation(), nn.Linear(32, 16)]
-
-    without = kept_for_backward(layers(), constrained=False)
-    assert 0 < kept_for_backward(layers(), constrained=True) <= without
 
 
 class Momentum(nn.Module):
@@ -172,64 +125,6 @@ def test_promise_02_a_strangers_hook_comes_after_the_constraints_in_compiled_cod
     assert constraint.gains == pytest.approx(expected.gains, rel=1e-5)
 
 
-class Broken(nn.Module):
-    """What is called in its loop is not compiled as a part of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x).relu_()
-            torch._dynamo.graph_break()
-        return x
-
-
-def test_promise_12_hooks_are_not_compiled_by_themselves_behind_a_graph_break() -> None:
-    model, plain, x = Broken(), Broken(), torch.randn(4, 6)
-    constraint, expected, seen = MaxGain(model), MaxGain(plain), list[str]()
-
-    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        seen.append(graph.code)
-        return graph
-
-    torch.testing.assert_close(torch.compile(model, backend=backend)(x), plain(x))
-    assert constraint.gains == pytest.approx(expected.gains, rel=1e-5)
-    assert not [code for code in seen if "maxgain" in code], "as often as there are layers, until torch gives up"
-
-
-class Residual(nn.Module):
-    """Two convolutions whose outputs are added, so that they get the same gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.last = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        added: Tensor = self.last(torch.relu(self.first(x) + self.second(x)))
-        return added
-
-
-def test_promise_12_the_compiled_backward_of_a_residual_network_is_the_one_without() -> None:
-    def backward_of(*, constrained: bool) -> list[str]:
-        torch._dynamo.reset()
-        model, seen = Residual(), list[str]()
-        if constrained:
-            MaxGain(model, gamma=2.0)
-
-        def look(graph: torch.fx.GraphModule, _: Any) -> Any:
-            seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
-            return make_boxed_func(graph.forward)
-
-        compiled = torch.compile(model, backend=aot_autograd(fw_compiler=nop, bw_compiler=look))
-        compiled(torch.ones(2, 3, 8, 8)).sum().backward()
-        return seen
-
-    assert backward_of(constrained=True) == backward_of(constrained=False)
-
-
 def test_promise_12_the_constraint_may_be_made_of_the_compiled_model_itself() -> None:
     model = net()
     compiled = torch.compile(model, fullgraph=True, backend=TRACE_ONLY)
@@ -263,7 +158,7 @@ def test_promise_12_a_compiled_step_of_the_optimiser_projects_and_is_not_compile
 
     trained(gamma=None, compiled=True)
     graphs = counters["stats"]["unique_graphs"]
-    _reset()
+    forget_compiled_code()
     torch.testing.assert_close(trained(gamma=0.4, compiled=True), trained(gamma=0.4, compiled=False))
     assert counters["stats"]["unique_graphs"] == graphs > 0
 
