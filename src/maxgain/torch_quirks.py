@@ -173,7 +173,7 @@ def only_as_a_part(function: Callable[..., Any]) -> Callable[..., Any]:
     Behind a graph break hooks are called by code that is not compiled. torch.compile would then compile them by
     themselves, anew for each layer until it gives up, and say so. As ``torch._dynamo.eval_frame.skip_code`` does, for
     what the function calls as well, and without the seconds that importing it takes. Seen on torch 2.11 to 2.13.
-    Guarded by tests/promises/test_compile.py.
+    Guarded by tests/promises/test_compiled_graphs.py.
     """
     frames = torch._C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP
@@ -231,7 +231,7 @@ def set_apart(output: Tensor) -> Tensor:
     that changes nothing would be taken out again. This matters behind dense layers that are given sequences, whose
     output is a view itself; behind convolutions it would cost gradients of residual networks a copy. A view cannot be
     detached in place; nor can the output of such a layer that has a bias, but without one it could. Seen on torch
-    2.11 to 2.13. Guarded by tests/promises/test_compile.py.
+    2.11 to 2.13. Guarded by tests/promises/test_compiled_graphs.py.
     """
     return output.unsqueeze(0).squeeze(0)
 
