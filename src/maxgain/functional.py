@@ -81,9 +81,9 @@ def channelwise_gains(x: Tensor, scales: Tensor, p: float) -> Tensor | None:
 
 
 def gain_of_plain_norms(z: Tensor, x: Tensor, p: float, dims: tuple[int, ...], least_z: float = 0.0) -> Tensor | None:
-    """One pass over each tensor; None if a power may have overflowed, or one that matters underflowed.
+    """One pass over each tensor; None where that cannot be trusted.
 
-    And if some norm of z is not above ``least_z``.
+    Some power may have overflowed, one that matters underflowed, or some norm of z is not above ``least_z``.
     """
     wide = torch.promote_types(torch.promote_types(z.dtype, x.dtype), torch.float32)
     limits, low, high = torch.finfo(wide), 0.0, math.inf
@@ -128,13 +128,18 @@ def widened(v: Tensor) -> Tensor:
     return v.to(torch.promote_types(v.dtype, torch.float32))
 
 
+def along_channels(v: Tensor, channel_dims: int) -> Tensor:
+    """One entry per channel, shaped to meet tensors whose channels are the dimension ``channel_dims`` from the end."""
+    return v.view(-1, *[1] * (channel_dims - 1))
+
+
 def without_bias(output: Tensor, bias: Tensor | None, channel_dims: int) -> Tensor:
     """``Wx`` of a layer that computes ``Wx + b``; channels are the dimension ``channel_dims`` from the end."""
     if bias is None:
         return output
     # As it was added: autocast rounds the bias, and what it rounds off would be a gain for inputs near zero.
     rounded = bias.to(output.dtype).to(torch.promote_types(output.dtype, torch.float32))
-    return output - rounded.view(-1, *[1] * (channel_dims - 1))
+    return output - along_channels(rounded, channel_dims)
 
 
 def lost_beside(bias: Tensor, entries: int, p: float, dtype: torch.dtype) -> float:
@@ -147,7 +152,7 @@ def lost_beside(bias: Tensor, entries: int, p: float, dtype: torch.dtype) -> flo
 def normalised(x: Tensor, scale: Tensor, variance: Tensor, eps: float) -> Tensor:
     """``Wx`` of batch norm."""
     diagonal = batch_norm_diagonal(widened(scale), widened(variance), eps)
-    return x * diagonal.view(-1, *[1] * (x.dim() - 2))
+    return x * along_channels(diagonal, x.dim() - 1)
 
 
 def batch_norm_diagonal(scale: Tensor, variance: Tensor, eps: float) -> Tensor:
@@ -261,7 +266,7 @@ def check_number(what: str, value: Any) -> float:
 
 
 def check_positive(what: str, value: Any, above: float = 0) -> float:
-    """Return the value as a float if it is a number above `above`."""
+    """Return the value as a float if it is a larger number than ``above``."""
     if not as_float(value) > above:
         raise MaxGainError(f"{what} must be a number greater than {above:g}, not {value!r:.40}.")
     return float(value)

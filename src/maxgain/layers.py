@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from .errors import MaxGainError, NothingToConstrainError, PatternError, UnsupportedLayerError
-from .functional import batch_norm_diagonal, check_callable, check_count, check_is, without_bias
+from .functional import along_channels, batch_norm_diagonal, check_callable, check_count, check_is, without_bias
 
 ITSELF = "(itself)"
 """What a model that is a single layer is called, because its dotted name is empty."""
@@ -65,11 +65,6 @@ class LayerKind:
 def _without_bias(instance_dims: int) -> LinearPart:
     """``Wx`` as the layer's output less its bias, which lies along the first dimension of an instance."""
     return lambda layer, x, output: (x, without_bias(output, getattr(layer, "bias", None), instance_dims))
-
-
-def _along_channels(v: Tensor, instance_dims: int) -> Tensor:
-    """One entry per channel, shaped to meet instances of which channels are the first dimension."""
-    return v.view(-1, *[1] * (instance_dims - 1))
 
 
 def _affine(instance_dims: int, **others: Any) -> LayerKind:
@@ -122,7 +117,7 @@ def _normalisation(
     def linear_part(layer: Any, x: Tensor, output: Tensor | None) -> tuple[Tensor, Tensor]:
         x = normalised(layer, x)
         scale = diagonal(layer, torch.promote_types(layer.weight.dtype, torch.float32))
-        return x, x * (_along_channels(scale, x.dim() - 1) if per_channel else scale)
+        return x, x * (along_channels(scale, x.dim() - 1) if per_channel else scale)
 
     return LayerKind(
         instance_dims,

@@ -19,21 +19,20 @@ from .functional import check_choice, check_p
 from .layers import ITSELF, FoundLayer, Instance, find_layers
 from .observe import Hook, layer_gains
 from .strict_json import number, report
-from .text import extra, html_table, rich_table, text_table
+from .text import Tabular, extra
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from rich.table import Table
 
 QUANTILES = {"min": 0.0, "lower_quartile": 0.25, "median": 0.5, "upper_quartile": 0.75, "max": 1.0}
 Quantiles = tuple[float, float, float, float, float]
 
 
 @dataclass(frozen=True, repr=False)
-class GainReport:
+class GainReport(Tabular):
     """The gains that ``measure_gains`` found, which ``print`` shows as a table.
 
     A gain is a lower bound of the layer's operator norm.
@@ -52,12 +51,6 @@ class GainReport:
     def __repr__(self) -> str:
         return f"<GainReport of {len(self.gains)} layers, p = {self.p:g}>"
 
-    def __str__(self) -> str:
-        return text_table(*self._cells(), title=self._title, caption=self._caption)
-
-    def _repr_html_(self) -> str:
-        return html_table(*self._cells(), title=self._title, caption=self._caption)
-
     @property
     def _title(self) -> str:
         return f"gain by layer, p = {self.p:g}"
@@ -68,16 +61,11 @@ class GainReport:
         return f"left out, because their gain is not finite: {lost}." if lost else ""
 
     def _cells(self) -> tuple[list[str], list[list[str]]]:
-        """The table's head, and a row for each layer."""
         rows = [
             [name or ITSELF, str(len(self.gains[name])), *(f"{value:.4g}" for value in row)]
             for name, row in self.quantiles().items()
         ]
         return ["layer", "instances", *(name.replace("_", " ") for name in QUANTILES)], rows
-
-    def table(self, title: str | None = None) -> Table:
-        """The quantiles as a table for the terminal."""
-        return rich_table(*self._cells(), title=title or self._title, caption=self._caption or None)
 
     def boxplot(self, ax: Axes | None = None, *, bound: float | Mapping[str, float] | None = None) -> Figure:
         """One box per layer, whiskers from minimum to maximum, as in the paper's Figures 1 and 2."""

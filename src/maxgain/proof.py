@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import torch_quirks
 from .distributed import is_flat_shard, whole, whole_weights
@@ -72,9 +72,7 @@ class Proofs:
             else:
                 refused.append((layer.name, layer.module, objection))
         if refused:
-            raise UnsupportedLayerError(
-                f"{refusals(refused, 'constrained')} Or tell what its linear part is with register_layer()."
-            )
+            raise _not_proportional(refused)
 
 
 class Proof:
@@ -196,6 +194,9 @@ class Slipping:
                 if scale < 1 and ratio > OUT_OF_PROPORTION * least and norm_then > HARDLY_THERE * norm:
                     slipping.append((layer.name, layer.module, SLIPPING))
         if slipping:
-            raise UnsupportedLayerError(
-                f"{refusals(slipping, 'constrained')} Or tell what its linear part is with register_layer()."
-            )
+            raise _not_proportional(slipping)
+
+
+def _not_proportional(refused: list[tuple[str, nn.Module, str]]) -> UnsupportedLayerError:
+    advice = "Or tell what its linear part is with register_layer()."
+    return UnsupportedLayerError(f"{refusals(refused, 'constrained')} {advice}")

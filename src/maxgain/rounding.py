@@ -102,12 +102,12 @@ def unrounded(layer: FoundLayer, x: Tensor, z: Tensor, p: float, dims: int, lost
     over = tuple(range(-dims, 0))
     z_norm, x_norm = (torch.linalg.vector_norm(v, ord=p, dim=over, dtype=torch.float64) for v in (z, x))
     if bool(((z_norm <= lost) & (x_norm > 0)).any()):
-        with _without_bias(layer):
+        with _bias_of_zero(layer):
             z = layer.module.forward(x, **layer.kind.forward_arguments(layer.module, x, z.shape))
     return z
 
 
-def _without_bias(layer: FoundLayer) -> AbstractContextManager[None]:
+def _bias_of_zero(layer: FoundLayer) -> AbstractContextManager[None]:
     bias: Tensor = layer.module._parameters["bias"]  # type: ignore[assignment]
     return whole_weights(layer.module, {"bias": torch.zeros_like(bias)})
 
@@ -125,5 +125,5 @@ def _observe_without_bias(
     if bias is None or is_sharded(bias) or not layer.module.training:
         observe(x, output)
         return
-    with _without_bias(layer):
+    with _bias_of_zero(layer):
         observe(x, layer.module.forward(x, **layer.kind.forward_arguments(layer.module, x, output.shape)))

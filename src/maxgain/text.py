@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
@@ -68,6 +69,36 @@ def rich_table(columns: Row, rows: Sequence[Row], *, title: str, caption: str | 
     for row in rows:
         table.add_row(*row)
     return table
+
+
+class Tabular(ABC):
+    """A report that `print`, notebooks and the terminal show as one table."""
+
+    def __str__(self) -> str:
+        return text_table(*self._cells(), title=self._title, caption=self._caption)
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._cells(), title=self._title, caption=self._caption)
+
+    def table(self, title: str | None = None) -> Table:
+        """The same as a table of rich, for the terminal.
+
+        Args:
+            title: what stands above it; without one, what the report is about.
+        """
+        return rich_table(*self._cells(), title=title or self._title, caption=self._caption or None)
+
+    @property
+    @abstractmethod
+    def _title(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def _caption(self) -> str: ...
+
+    @abstractmethod
+    def _cells(self) -> tuple[list[str], list[list[str]]]:
+        """The table's head, and its rows."""
 
 
 @contextmanager

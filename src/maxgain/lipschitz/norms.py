@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +16,14 @@ from ..functional import check_count, check_is, check_positive
 from ..layers import ITSELF, FoundLayer, find_layers
 from ..measure import call, evaluating, watching
 from ..strict_json import number, report
-from ..text import html_table, rich_table, text_table
+from ..text import Tabular
 from .largest import Norm, largest_singular_value
 from .maps import LinearMap, Sizes, check_operator_p, instance_sizes, linear_map
 from .network import NotAChainError, chain_constant
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 
 @dataclass(frozen=True)
-class NormReport:
+class NormReport(Tabular):
     """The operator norms that ``operator_norms`` found, which ``print`` shows as a table.
 
     For p = 1 and inf they are exact. For p = 2 they come from an iteration that approaches them from below:
@@ -55,12 +52,6 @@ class NormReport:
         """The product of all layers' norms: whether it says anything of the network, ``covers`` tells."""
         return math.prod(self.norms.values())
 
-    def __str__(self) -> str:
-        return text_table(*self._cells(), title=self._title, caption=self._caption)
-
-    def _repr_html_(self) -> str:
-        return html_table(*self._cells(), title=self._title, caption=self._caption)
-
     @property
     def _title(self) -> str:
         return f"operator norm by layer, p = {self.p:g}"
@@ -70,16 +61,11 @@ class NormReport:
         return f"bound {'none' if self.bound is None else f'{self.bound:.6g}'}: {self.covers}"
 
     def _cells(self) -> tuple[list[str], list[list[str]]]:
-        """The table's head, and a row for each layer and for the product."""
         rows = [
             [name or ITSELF, f"{norm.value:.6g}", f"{norm.residual:.1e}", str(norm.iterations)]
             for name, norm in self.layers.items()
         ]
         return ["layer", "norm", "residual", "iterations"], [*rows, ["product", f"{self.product:.6g}", "", ""]]
-
-    def table(self, title: str | None = None) -> Table:
-        """The norms as a table for the terminal."""
-        return rich_table(*self._cells(), title=title or self._title, caption=self._caption)
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The report as JSON text, which is also written to ``path`` if one is given."""

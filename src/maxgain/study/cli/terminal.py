@@ -59,12 +59,11 @@ class Screen:
 
     def show(self, what: str | Table, *, strong: bool = False) -> None:
         """Prints a table, or text, which wraps at words on a terminal and not at all in a file."""
-        if isinstance(what, Table):
-            if not self.console.is_terminal:
-                self.console.width = what.width_on(self.console)
+        if isinstance(what, Table) and self.console.is_terminal:
             self.console.print(what.drawn(self.console.width))
         else:
-            text = wrapped(visible(what), self.console.width) if self.console.is_terminal else visible(what)
+            text = visible(str(what))
+            text = wrapped(text, self.console.width) if self.console.is_terminal else text
             self.console.print(text, style="bold" if strong else None, highlight=False, soft_wrap=True)
 
     def end(self, files: Sequence[Path] = (), steps: Mapping[str, str] | None = None) -> None:

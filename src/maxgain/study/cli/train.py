@@ -20,7 +20,7 @@ from ..cost import LONG, SLOW, STEP_OVERHEAD
 from ..ranks import HERE
 from ..recipes import Recipe, run_name
 from ..regularisers import spelt, with_gamma
-from ..run_files import CONFIG, FILES, read_begun
+from ..run_files import CONFIG, FILES, RESULT, read_begun
 from ..runs import Place, Watcher, perform
 from ..schema import Metrics, Result, score
 from ..trained import largest, scores_table
@@ -75,6 +75,8 @@ def run(options: Options, screen: Screen) -> Result:
     out = options.out or Path("runs") / run_name(recipe)
     epochs = f"{recipe.epochs:,} epoch{'' if recipe.epochs == 1 else 's'}"
     screen.show(f"{recipe.name}: {recipe.network}, {spelt(recipe.chosen)}, {epochs} → {out}")
+    if options.resume and (out / RESULT).exists():
+        screen.show("the run is finished already: nothing is left to train")
     with ExitStack() as stack:
         progress = stack.enter_context(screen.progress())
         watcher = progress_watcher(progress, recipe, partial(_tell_beforehand, options, screen))

@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -57,10 +57,7 @@ def in_processes(
             with signals.held():  # by the processes too, until they are prepared
                 for job in islice(upcoming, processes):
                     running[pool.submit(work, job)] = job
-            while running:
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    yield running.pop(future), future.result()
-                    running |= {pool.submit(work, job): job for job in islice(upcoming, 1)}
+            yield from _as_they_end(pool, work, running, upcoming)
         except BrokenProcessPool as error:
             raise RunError(
                 "a training process was killed, perhaps because memory ran out: the same command goes on from here, "
@@ -82,12 +79,19 @@ def in_threads(
     with _switching_fast(), ThreadPoolExecutor(threads) as pool:
         try:
             running: dict[Future[Outcome], Job] = {pool.submit(work, job): job for job in islice(upcoming, threads)}
-            while running:
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    yield running.pop(future), future.result()
-                    running |= {pool.submit(work, job): job for job in islice(upcoming, 1)}
+            yield from _as_they_end(pool, work, running, upcoming)
         finally:
             stop()
+
+
+def _as_they_end(
+    pool: Executor, work: Callable[[Job], Outcome], running: dict[Future[Outcome], Job], upcoming: Iterator[Job]
+) -> Iterator[tuple[Job, Outcome]]:
+    """Each job that has ended, with what came of it; the next one takes its place among those that are running."""
+    while running:
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            yield running.pop(future), future.result()
+            running |= {pool.submit(work, job): job for job in islice(upcoming, 1)}
 
 
 def side_by_side(
