@@ -128,18 +128,13 @@ def widened(v: Tensor) -> Tensor:
     return v.to(torch.promote_types(v.dtype, torch.float32))
 
 
-def along_channels(v: Tensor, channel_dims: int) -> Tensor:
-    """One entry per channel, shaped to meet tensors whose channels are the dimension ``channel_dims`` from the end."""
-    return v.view(-1, *[1] * (channel_dims - 1))
-
-
 def without_bias(output: Tensor, bias: Tensor | None, channel_dims: int) -> Tensor:
     """``Wx`` of a layer that computes ``Wx + b``; channels are the dimension ``channel_dims`` from the end."""
     if bias is None:
         return output
     # As it was added: autocast rounds the bias, and what it rounds off would be a gain for inputs near zero.
     rounded = bias.to(output.dtype).to(torch.promote_types(output.dtype, torch.float32))
-    return output - along_channels(rounded, channel_dims)
+    return output - rounded.view(-1, *[1] * (channel_dims - 1))
 
 
 def lost_beside(bias: Tensor, entries: int, p: float, dtype: torch.dtype) -> float:
@@ -147,6 +142,11 @@ def lost_beside(bias: Tensor, entries: int, p: float, dtype: torch.dtype) -> flo
     norm = torch.linalg.vector_norm(bias, ord=p, dtype=torch.promote_types(bias.dtype, torch.float32)).item()
     norm *= (entries / max(1, bias.numel())) ** (1 / p)  # of the bias at all positions that it is added at
     return 16 * torch.finfo(dtype).eps * norm if math.isfinite(norm) else 0.0
+
+
+def along_channels(v: Tensor, channel_dims: int) -> Tensor:
+    """One entry per channel, shaped to meet tensors whose channels are the dimension ``channel_dims`` from the end."""
+    return v.view(-1, *[1] * (channel_dims - 1))
 
 
 def normalised(x: Tensor, scale: Tensor, variance: Tensor, eps: float) -> Tensor:
