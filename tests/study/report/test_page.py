@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from maxgain.study.comparing.records import Records
 from maxgain.study.report import page
+from maxgain.study.report.drawing import Axis
 from maxgain.study.report.page import build_page
 from page_elements import BETTER, LIKE, NONE, Elements, bare_records, built
 from synthetic_records import COMMAND, failed_run, synthetic_records, synthetic_run
@@ -106,3 +107,16 @@ def test_one_run_has_a_page_with_its_score_curves_gains_and_command():
     labels = [a["aria-label"] for _, a in shown.elements if a.get("role") == "img"]
     assert sum("by epoch" in label for label in labels) == 2
     assert COMMAND in shown.text
+
+
+def test_a_comparison_and_a_run_by_itself_of_one_recipe_are_both_on_the_page():
+    found = synthetic_records({"none": NONE, "maxgain": BETTER})
+    run = synthetic_run("maxgain", fold=None, seed=7, accuracy=0.9725)
+    shown = Elements(build_page(Records((*found.runs, run), (), ()), alone={run["key"]}))
+    assert "maxgain is better than none" in shown.text
+    assert "MaxGain (γ = 2) on digits: 97.25 % on the test set" in shown.text
+
+
+def test_the_numbers_of_a_logarithmic_axis_are_short_enough_to_be_seen():
+    axis = Axis.over([3e-6, 0.2], 226, 26, logarithmic=True)
+    assert axis.texts(axis.ticks()) == ["1e-5", "0.0001", "0.001", "0.01", "0.1"]

@@ -66,6 +66,10 @@ class Axis:
                 break
         return ticks if len(ticks) > 1 else _multiples(self.low, self.high, most)
 
+    def texts(self, ticks: Numbers) -> list[str]:
+        """Numbers along the axis: with the same decimals, or each as short as can be where they go by powers of ten."""
+        return [f"{tick:g}".replace("e-0", "e-") for tick in ticks] if self.logarithmic else uniform(ticks)
+
 
 def _multiples(low: float, high: float, most: int) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten."""
@@ -123,8 +127,9 @@ class Frame:
     y: Axis
     x_title: str
     y_title: str
-    show: Callable[[Numbers], list[str]] = uniform
-    show_x: Callable[[Numbers], list[str]] = uniform
+    show: Callable[[Numbers], list[str]] | None = None
+    """How the numbers of the vertical axis are written, if not as the axis does."""
+    show_x: Callable[[Numbers], list[str]] | None = None
 
     def drawn(self) -> list[Markup]:
         """Grid lines, numbers and titles."""
@@ -135,12 +140,12 @@ class Frame:
             element("path", class_="grid", d=lines),
             *(
                 _text(left - 6, self.y(tick) + 4, text, "end")
-                for tick, text in zip(ticks, self.show(ticks), strict=True)
+                for tick, text in zip(ticks, (self.show or self.y.texts)(ticks), strict=True)
             ),
             element("path", class_="axis", d=f"M{left:g} {bottom:g}H{right:g}"),
             *(
                 _text(self.x(tick), bottom + 16, text, "middle")
-                for tick, text in zip(across, self.show_x(across), strict=True)
+                for tick, text in zip(across, (self.show_x or self.x.texts)(across), strict=True)
             ),
             _text((left + right) / 2, bottom + 32, self.x_title, "middle", "title"),
             _text(4, self.y.end - 10, self.y_title, class_="title"),
@@ -170,7 +175,7 @@ def curves(series: Mapping[int, Sequence[Numbers]], title: str, description: str
         Axis.over(everything, 226, 26, logarithmic=logarithmic),
         "epoch",
         title,
-        percent if share else uniform,
+        percent if share else None,
         lambda ticks: [f"{tick:g}" if tick == int(tick) else "" for tick in ticks],
     )
     bands, lines = [], []
@@ -250,7 +255,7 @@ def trials(
         Axis.over(scores, 226, 26, logarithmic=not share and 0 < 20 * min(scores) < max(scores)),
         x_title,
         y_title,
-        percent if share else uniform,
+        percent if share else None,
     )
     inside = frame.drawn()
     if chosen is not None:
@@ -286,7 +291,7 @@ def interval(axis: Axis, low: float, mean: float, high: float) -> Markup:
 
 def scale(axis: Axis) -> Markup:
     """The numbers under the intervals, in percentage points."""
-    ticks = [tick / 100 for tick in _multiples(100 * axis.low, 100 * axis.high, 4)]
+    ticks = [tick / 100 for tick in _multiples(100 * axis.low, 100 * axis.high, 5)]
     texts = [f"{100 * tick:+g}".replace("-", "−") if abs(tick) > 1e-12 else "0" for tick in ticks]
     return _strip(
         element("path", class_="axis", d="M0 1H200" + "".join(f"M{axis(tick):g} 1v5" for tick in ticks)),

@@ -89,7 +89,7 @@ def build_page(
         gains=gains,
         tunings=tunings,
         runs=_runs_table(found.runs),
-        origins=_origins(found),
+        origins=_origins(results),
     )
 
 
@@ -103,7 +103,8 @@ def _compared(
     if together.runs or together.failed:
         answers = comparisons(together, asked, baseline)
     if apart.runs:
-        answers |= comparisons(apart, (), None if answers else baseline)
+        alone_answers = comparisons(apart, (), None if answers else baseline)
+        answers |= {f"{name}, single runs" if name in answers else name: one for name, one in alone_answers.items()}
     return answers
 
 
@@ -159,9 +160,9 @@ def _dates(runs: Sequence[Mapping[str, Any]]) -> str:
 ORIGIN = ("command", "maxgain", "torch", "device", "machine")
 
 
-def _origins(found: Records) -> list[dict[str, Any]]:
+def _origins(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What made the runs, each way once: command, versions, machine."""
-    return [dict(zip(ORIGIN, origin, strict=True)) for origin in dict.fromkeys(map(_origin, found.runs))]
+    return [dict(zip(ORIGIN, origin, strict=True)) for origin in dict.fromkeys(map(_origin, runs))]
 
 
 def _runs_table(runs: Sequence[Record]) -> dict[str, Any]:
@@ -190,7 +191,7 @@ def _runs_table(runs: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _origin(run: Record) -> tuple[Any, ...]:
+def _origin(run: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(run.get(key) for key in ORIGIN)
 
 
