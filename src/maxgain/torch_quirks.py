@@ -115,6 +115,11 @@ class ForwardHook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
+def only_looks(hook: Any) -> bool:
+    """Whether a hook is ours, or what stands in for one of ours in a copy: it changes nothing."""
+    return isinstance(hook, ForwardHook) or isinstance(getattr(hook, "__self__", None), contextlib.nullcontext)
+
+
 def show_hooks_to_compiler(module: nn.Module) -> None:
     """Make torch.compile notice that this module now has a hook.
 

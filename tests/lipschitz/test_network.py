@@ -1,3 +1,4 @@
+import copy
 import math
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -227,6 +228,13 @@ def test_a_bound_is_given_under_our_own_hooks_and_those_that_compute_a_weight():
     MaxGain(model)
     prune.l1_unstructured(model[0], "weight", amount=2)
     report = operator_norms(model, torch.ones(1, 3))
+    assert report.bound == pytest.approx(report.product, rel=1e-4)
+
+
+def test_a_copy_of_a_watched_model_has_the_bound_of_a_plain_one():
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    MaxGain(model)
+    report = operator_norms(copy.deepcopy(model), torch.ones(1, 3))
     assert report.bound == pytest.approx(report.product, rel=1e-4)
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from ..layers import kind_of
-from ..torch_quirks import ForwardHook
+from ..torch_quirks import only_looks
 
 
 class NotAChainError(Exception):
@@ -43,9 +43,7 @@ def _check_unchanged(name: str, module: nn.Module) -> None:
     what = f"{name!r} ({type(module).__name__})" if name else f"the {type(module).__name__} itself"
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
     # Ours only look, and those of torch.nn.utils (pruning, weight norm) compute the weight that is in effect.
-    if any(
-        not isinstance(hook, ForwardHook) and not type(hook).__module__.startswith("torch.nn.utils.") for hook in hooks
-    ):
+    if any(not only_looks(hook) and not type(hook).__module__.startswith("torch.nn.utils.") for hook in hooks):
         raise NotAChainError(f"{what} has a forward hook, which may change what passes; remove it to get a bound")
     if "forward" in vars(module):
         raise NotAChainError(f"the forward of {what} was replaced, so what it computes is not known")
