@@ -221,3 +221,50 @@ def test_a_layer_that_is_not_linear_in_its_weight_can_be_measured():
     model = nn.Sequential(Standardised(3, 8, 3))
     assert len(measure_gains(model, [torch.randn(4, 3, 8, 8)]).gains["0"]) == 4
     assert operator_norms(model, torch.zeros(1, 3, 8, 8)).norms["0"] > 0
+
+
+class Activated(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return F.relu(super().forward(input))
+
+
+class Amplified(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+class Dropping(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return F.dropout(super().forward(input), 0.5, self.training)
+
+
+@pytest.mark.parametrize("kind", [Activated, Amplified, Dropping])
+def test_promise_16_a_layer_that_does_something_to_its_bias_too_is_refused_before_it_is_divided(kind: Any) -> None:
+    model = nn.Sequential(kind(6, 4))
+    before = model[0].weight.detach().clone()
+    with pytest.raises(UnsupportedLayerError, match=rf"^layer '0' \({kind.__name__}\) .* less its bias is not its Wx"):
+        train(model, torch.randn(8, 6), constraint=MaxGain(model, 0.01))
+    assert torch.equal(model[0].weight, before)
+
+
+@pytest.mark.parametrize("kind", [Activated, Amplified, Dropping])
+def test_promise_16_without_a_bias_the_same_layers_are_held_to_their_bounds(kind: Any) -> None:
+    model = nn.Sequential(kind(6, 4, bias=False))
+    constraint = MaxGain(model, 0.01)
+    train(model, torch.randn(8, 6), constraint=constraint)
+    assert constraint.gains["0"] < 0.03  # dropping other units, a batch may show more than the last one
+
+
+def test_what_a_layer_does_to_its_bias_matters_to_no_constraint_of_weights_alone() -> None:
+    model = nn.Sequential(Activated(6, 4))
+    train(model, torch.randn(8, 6), constraint=WeightClip(model, 0.01))
+    assert model[0].weight.abs().max() <= 0.01
+
+
+def test_a_report_of_gains_refuses_a_layer_whose_linear_part_cannot_be_seen() -> None:
+    x = torch.randn(8, 6)
+    with pytest.raises(UnsupportedLayerError, match=r"^layer '0' \(Activated\) cannot be measured: its output less"):
+        measure_gains(nn.Sequential(Activated(6, 4)), [x])
+    model = nn.Sequential(Dropping(6, 4))  # which does nothing in evaluation mode
+    expected = (x @ model[0].weight.T).norm(dim=1) / x.norm(dim=1)
+    torch.testing.assert_close(torch.from_numpy(measure_gains(model, [x]).gains["0"]), expected.detach())

@@ -18,6 +18,7 @@ from .errors import MaxGainError, MeasurementWarning
 from .functional import check_choice, check_p
 from .layers import ITSELF, FoundLayer, Instance, find_layers
 from .observe import Hook, layer_gains
+from .proof import expect_parts_to_show
 from .strict_json import number, report
 from .text import Tabular, extra
 
@@ -118,6 +119,7 @@ def measure_gains(
         seen[layer.name].append(layer_gains(layer, x, output, p, instance).flatten())
 
     with evaluating(model), watching(layers, observe, instance):
+        expect_parts_to_show(layers)
         device = layers[0].weight.device
         for number, batch in enumerate(batches):
             call(model, batch, device, f"batch {number}")

@@ -10,6 +10,7 @@ time: one that is divided over and over while its size stays as it was is notice
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -32,6 +33,14 @@ Of a linear layer their ratio depends on the direction of W alone: for p = 2 and
 """
 HARDLY_THERE = 100.0
 """By how much the weight itself must have shrunk meanwhile."""
+DOES_NOT_HALVE = (
+    "halving its weight does not halve its Wx, so dividing the weight would not bring its gain down (its type has a "
+    "forward of its own)"
+)
+BIAS_STAYS = (
+    "its output less its bias is not its Wx, so its gain cannot be seen (its type has a forward of its own: with an "
+    "activation or a factor behind the bias, say)"
+)
 SLIPPING = (
     "its weight has been divided step after step and is hardly there any more, but its gain has not come down, so its "
     "Wx is not proportional to its weight"
@@ -49,11 +58,23 @@ def expect_whole_weights(layers: Sequence[FoundLayer]) -> None:
         raise UnsupportedLayerError(refusals(refused, "constrained"))
 
 
+def expect_parts_to_show(layers: Sequence[FoundLayer]) -> None:
+    """Refuse layers whose output less their bias is something else than ``Wx``, as far as that can be tried."""
+    refused = []
+    for layer in layers:
+        if layer.own_forward and layer.kind.needs_output and layer.module._parameters.get("bias") is not None:
+            with contextlib.suppress(Exception):  # a forward is arbitrary code
+                if Proof(layer).bias_stays():
+                    refused.append((layer.name, layer.module, BIAS_STAYS))
+    if refused:
+        raise UnsupportedLayerError(refusals(refused, "measured"))
+
+
 class Proofs:
     """The layers of a model whose forward is their own, until it was tried."""
 
-    def __init__(self, layers: Sequence[FoundLayer]) -> None:
-        self.open = {layer.name: Proof(layer) for layer in layers}
+    def __init__(self, layers: Sequence[FoundLayer], *, measured: bool) -> None:
+        self.open = {layer.name: Proof(layer, measured=measured) for layer in layers}
 
     def settle(self, layers: Sequence[FoundLayer], device: torch.device) -> None:
         """Before the weights of these layers are divided, find out whether they may be; if not, raise and name them."""
@@ -78,8 +99,10 @@ class Proofs:
 class Proof:
     """Remembers how a layer is called, and tries whether halving its weight halves its ``Wx``."""
 
-    def __init__(self, layer: FoundLayer) -> None:
+    def __init__(self, layer: FoundLayer, *, measured: bool = True) -> None:
         self.layer = layer
+        self.measured = measured
+        """Whether what the layer returns is looked at, and not its weight alone."""
         self._shape: tuple[int, ...] | None = None
         self._others: tuple[Any, ...] = ()
         self._keywords: dict[str, Any] = {}
@@ -98,7 +121,7 @@ class Proof:
         if is_flat_shard(self.layer.weight):
             return FLAT_SHARD
         try:
-            halves = self._halves()
+            return self._seen()
         except Exception as error:  # a forward is arbitrary code
             said = str(error).strip().partition("\n")[0]
             unseen = "" if self._shape else "; how it is called is seen in a batch that is not compiled: run one first"
@@ -106,50 +129,63 @@ class Proof:
                 "its type has a forward of its own, and whether that is linear in its weight could not be tried "
                 f"({type(error).__name__}: {said}{unseen})"
             )
-        if halves:
-            return None
-        return (
-            "halving its weight does not halve its Wx, so dividing the weight would not bring its gain down "
-            "(its type has a forward of its own)"
-        )
 
     @torch.no_grad()
-    def _halves(self) -> bool:
-        layer, generator = self.layer, torch.Generator("cpu").manual_seed(0)
-        weight = whole(layer.weight)
-        shape = self._shape or layer.kind.input_shape(layer.module)
-        x = torch.randn(shape, generator=generator, device="cpu").to(weight.device, weight.dtype)
-        others: dict[str, Tensor] = {}
-        if not layer.kind.needs_output:
+    def _seen(self) -> str | None:
+        """What running the layer shows that there is against dividing its weight, or against what is measured of it."""
+        if not self.layer.kind.needs_output:
             # An activation may lie between Wx and the output. But where the weight alone scales what is normalised, a
             # weight of zero leaves nothing of the input; 1 + weight, say, would leave it all.
-            nothing = torch.zeros_like(weight)
-            return torch.equal(self._part(nothing, x, others), self._part(nothing, -x, others))
-        full = self._part(weight, x, others)
-        if not full.any():
-            # Its weight is zero, or something that it multiplies by is: zero tells nothing, so try it with numbers.
-            numbers = {
-                name: torch.randn(one.shape, generator=generator, device="cpu").to(one.device, one.dtype)
-                for name, one in layer.module._parameters.items()
-                if one is not None
-            }
-            weight, others = numbers[layer.kind.weight], numbers
-            full = self._part(weight, x, others)
-            if not full.any():
-                raise ValueError("its Wx is zero for any weight")
-        missed = torch.linalg.vector_norm(self._part(weight / 2, x, others) - full / 2)
-        return bool(missed <= TOLERANCE * torch.linalg.vector_norm(full))
+            x, nothing = self._input(), torch.zeros_like(whole(self.layer.weight))
+            equal = torch.equal(self._part(nothing, x, {}), self._part(nothing, -x, {}))
+            return None if equal else DOES_NOT_HALVE
+        x, weight, others, full = self._trial()
+        halved = self._part(weight / 2, x, others)
+        if torch.linalg.vector_norm(halved - full / 2) > TOLERANCE * torch.linalg.vector_norm(full):
+            return DOES_NOT_HALVE
+        return BIAS_STAYS if self.measured and self.bias_stays() else None
 
-    def _part(self, weight: Tensor, x: Tensor, others: dict[str, Tensor]) -> Tensor:
-        """``Wx`` (or the output, where that does not show it) with this weight and a bias of 0.
+    @torch.no_grad()
+    def bias_stays(self) -> bool:
+        """Whether a bias as large as ``Wx`` shows in what is taken for ``Wx``: something is done to both together."""
+        x, weight, others, full = self._trial()
+        biased = self._part(weight, x, others, bias=full.square().mean().sqrt().item())
+        return bool(torch.linalg.vector_norm(biased - full) > TOLERANCE * torch.linalg.vector_norm(full))
 
-        Next to a bias ``Wx`` might be lost in rounding.
+    def _input(self) -> Tensor:
+        weight = whole(self.layer.weight)
+        shape = self._shape or self.layer.kind.input_shape(self.layer.module)
+        x = torch.randn(shape, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
+        return x.to(weight.device, weight.dtype)
+
+    def _trial(self) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor]:
+        """An input, a weight, what takes the place of other parameters, and their ``Wx`` without a bias."""
+        layer, x = self.layer, self._input()
+        weight = whole(layer.weight)
+        if (full := self._part(weight, x, {})).any():
+            return x, weight, {}, full
+        # Its weight is zero, or something that it multiplies by is: zero tells nothing, so try it with numbers.
+        generator = torch.Generator("cpu").manual_seed(1)
+        numbers = {
+            name: torch.randn(one.shape, generator=generator, device="cpu").to(one.device, one.dtype)
+            for name, one in layer.module._parameters.items()
+            if one is not None
+        }
+        weight = numbers[layer.kind.weight]
+        if not (full := self._part(weight, x, numbers)).any():
+            raise ValueError("its Wx is zero for any weight")
+        return x, weight, numbers, full
+
+    def _part(self, weight: Tensor, x: Tensor, others: dict[str, Tensor], bias: float = 0.0) -> Tensor:
+        """``Wx`` (or the output, where that does not show it) with this weight and this bias.
+
+        It is 0 as a rule: next to its own bias ``Wx`` might be lost in rounding.
         """
         layer, module = self.layer, self.layer.module
         instead = others | {layer.kind.weight: weight}
-        bias = module._parameters.get("bias")
-        if bias is not None:
-            instead["bias"] = torch.zeros_like(whole(bias))
+        own = module._parameters.get("bias")
+        if own is not None:
+            instead["bias"] = torch.full_like(whole(own), bias)
         with torch_quirks.undisturbed(module, x.device), whole_weights(module, instead):
             output = module.forward(x, *self._others, **self._keywords)
             part = layer.kind.linear_part(module, x, output)[1] if layer.kind.needs_output else output
