@@ -54,7 +54,10 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--images", type=int, default=512)
     options = parser.parse_args(arguments)
-    import timm
+    try:
+        import timm
+    except ImportError as error:
+        raise SystemExit("this example needs timm: pip install '.[examples]' in a clone.") from error
 
     images, labels = images_and_labels(options.images)
     growth = {}

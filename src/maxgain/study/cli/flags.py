@@ -56,7 +56,8 @@ def read(
             )
     except SystemExit as stopped:
         if not stopped.code:  # help was asked for
-            sys.stdout.write(wrapped(manual.getvalue(), shutil.get_terminal_size().columns))
+            shown = wrapped(manual.getvalue(), shutil.get_terminal_size().columns)
+            sys.stdout.write(re.sub(r"\n{3,}", "\n\n", shown))  # tyro puts two empty lines before some paragraphs
             raise
         said = _unknown_flag(options_type, words, hidden) or tyro_box.sentence(box.getvalue())
         raise MaxGainError(said if said.endswith("?") else f"{said}; see '{prog} --help'.") from None
@@ -150,7 +151,8 @@ def _described(name: str, hint: Any, default: Any, about: str) -> StructFieldSpe
         about = re.sub(r" \(default: .*\)", "", about) if said else about  # a recipe may have one of its own
         if default is True:  # then the flag is --no-...
             about = f"switch this off: {about}"
-        metavar = name.upper() if tyro.conf.Positional in metadata else _metavar(name, base)
+        place = f"[{name.upper()}]" if default is None else name.upper()
+        metavar = place if tyro.conf.Positional in metadata else _metavar(name, base)
         metadata.insert(0, tyro.conf.arg(metavar=metavar, help_behavior_hint=said.format))
     return StructFieldSpec(name=name, type=Annotated[(base, *metadata)], default=default, helptext=about)  # type: ignore[arg-type]
 

@@ -29,8 +29,8 @@ from .patience import warn_of_one
 from .terminal import Common, DataFolder, Screen, typed
 
 EXAMPLES = {
-    "maxgain train digits --regulariser maxgain --gamma 2": "less than a minute on a CPU, and nothing to download",
-    "maxgain train cifar10 --regulariser maxgain=2+batchnorm --data ~/data": "a row of the paper; hours, on a GPU",
+    "maxgain train digits --regulariser maxgain --gamma 2": "about a minute on a CPU, and nothing to download",
+    "maxgain train cifar10 --regulariser maxgain=2+batchnorm --data ~/data": "a row of the paper; minutes on an H200",
     "maxgain train --resume runs/cifar10-maxgain=2+batchnorm-seed0": "go on with it after it was stopped",
 }
 
