@@ -67,6 +67,27 @@ def test_promise_17_what_is_meant_or_not_trained_is_not_mentioned(change: Any, o
         MaxGain(model, **options)
 
 
+@pytest.mark.parametrize("when", ["before attaching", "while it trains"])
+def test_promise_17_layers_that_are_added_later_are_named_once(when: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    constraint = MaxGain(model)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
+    if when == "while it trains":
+        constraint.attach(optimiser)
+    model.append(nn.Linear(4, 4))
+    optimiser.add_param_group({"params": model[2].parameters()})
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        if when == "before attaching":
+            constraint.attach(optimiser)
+        for _ in range(3):
+            model(torch.randn(2, 4)).sum().backward()
+            optimiser.step()
+    (text,) = [str(warning.message) for warning in said]
+    assert text.startswith("50% of the weights in this model's matrices have no bound, because they were added to the")
+    assert "'2.weight'" in text
+
+
 def test_promise_17_experts_can_be_registered() -> None:
     class Down(nn.Module):
         def __init__(self) -> None:

@@ -22,12 +22,12 @@ from torch.utils.hooks import RemovableHandle
 from . import torch_quirks
 from .coverage import (
     Bound,
+    LeftOut,
     Share,
     expect_usable,
     refuse_one_bound,
     resolve_bounds,
     share_of,
-    tell_what_is_left_out,
     torch_optimizer_in,
 )
 from .distributed import carried, local, own_part
@@ -100,8 +100,8 @@ class Constraint(ABC):
         self._slipping: Slipping | None = None
         self._until_look, self._wait = FIRST_LOOK
         """After how many more steps the weights are looked at, and how many came before the last look."""
-        if include is None:
-            tell_what_is_left_out(model, self._layers, exclude)
+        self._left_out = LeftOut(model, self._layers, exclude, is_meant=include is not None)
+        self._left_out.tell()
         self._watch()
 
     # What a constraint is made of.
@@ -395,6 +395,7 @@ class Constraint(ABC):
                 self._checked_bounds = dict(self.bounds)
             if self._reads_weights:
                 expect_whole_weights(self._layers)
+            self._left_out.tell()
             others = [one for one in optimizers if one is not optimizer] if optimizer else []
             like = torch.empty((), dtype=self._dtype, device=self._device)
             share = share_of(optimizer, others, self._layers, self.bounds, signature=signature, like=like)

@@ -209,35 +209,54 @@ def expect_usable(optimizer: Optimizer | None, model: nn.Module, layers: Sequenc
 # --- What is left out -------------------------------------------------------------------------------------------------
 
 
-def tell_what_is_left_out(model: nn.Module, layers: Sequence[FoundLayer], exclude: str | Iterable[str] | None) -> None:
-    """Warn if many trained weights have no bound although nobody asked for that, and if LoRA hides what is bounded."""
-    globs = check_globs(exclude)
-    covered = {id(layer.weight) for layer in layers}
-    matrices, left_out, share = dict[int, tuple[str, nn.Parameter]](), dict[str, int](), 0.0
-    trained = [p for p in model.parameters() if p.requires_grad and not is_lazy(p) and p.dim() >= 2]
-    if not covered.issuperset(map(id, trained)):
-        matrices = {id(p): (name, p) for name, p in _matrices(model, globs)}
-        left_out = {name: p.numel() for identity, (name, p) in matrices.items() if identity not in covered}
-        share = sum(left_out.values()) / max(1, sum(p.numel() for _, p in matrices.values()))
-    if share >= SIZEABLE:
-        largest = sorted(left_out, key=lambda name: -left_out[name])
-        names = ", ".join(map(repr, largest[:8])) + (f" and {len(largest) - 8} more" if len(largest) > 8 else "")
-        is_packed = any(p.dim() == 3 for name, p in matrices.values() if name in left_out)
-        hint = " split_experts() takes the packed experts of transformers' models apart." if is_packed else ""
-        warnings.warn(
-            f"{share:.0%} of the weights in this model's matrices have no bound, because they belong to modules of a "
-            f"type that is not known: {names}.{hint} register_layer() teaches a type; exclude says that it is meant.",
-            MeasurementWarning,
-            stacklevel=4,
-        )
-    adapters = [layer.name for layer in layers if {"lora_A", "lora_B"} & set(layer.name.split("."))]
-    if adapters:
-        warnings.warn(
-            f"LoRA: {adapters[0]!r} and {len(adapters) - 1} more are bounded each on its own. What a layer and its "
-            "adapter amplify together, W + BA, is not: merge the adapter to bound that.",
-            MeasurementWarning,
-            stacklevel=4,
-        )
+@dataclass(eq=False)
+class LeftOut:
+    """Says which trained weights have no bound although nobody asked for that."""
+
+    model: nn.Module
+    layers: Sequence[FoundLayer]
+    exclude: str | Iterable[str] | None
+    is_meant: bool
+    """Whether the layers were chosen by name, and all others left out on purpose."""
+    known: set[str] | None = None
+    """The matrices without a bound that were there before."""
+
+    def tell(self) -> None:
+        """Warn if they are many, and later if many were added to them."""
+        if self.is_meant:
+            return
+        covered = {id(layer.weight) for layer in self.layers}
+        trained = [p for p in self.model.parameters() if p.requires_grad and not is_lazy(p) and p.dim() >= 2]
+        matrices, left_out, share = dict[int, tuple[str, nn.Parameter]](), dict[str, int](), 0.0
+        if not covered.issuperset(map(id, trained)):
+            matrices = {id(p): (name, p) for name, p in _matrices(self.model, check_globs(self.exclude))}
+            new = [(name, p) for one, (name, p) in matrices.items() if one not in covered]
+            left_out = {name: p.numel() for name, p in new if name not in (self.known or ())}
+            share = sum(left_out.values()) / max(1, sum(p.numel() for _, p in matrices.values()))
+        if share >= SIZEABLE:
+            largest = sorted(left_out, key=lambda name: -left_out[name])
+            names = ", ".join(map(repr, largest[:8])) + (f" and {len(largest) - 8} more" if len(largest) > 8 else "")
+            is_packed = any(p.dim() == 3 for name, p in matrices.values() if name in left_out)
+            hint = " split_experts() takes the packed experts of transformers' models apart." if is_packed else ""
+            why, remedy = "belong to modules of a type that is not known", "register_layer() teaches a type"
+            if self.known is not None:
+                why = "were added to the model, or unfrozen, since the constraint was made"
+                remedy = "Make the constraint anew, on the model as it is"
+            warnings.warn(
+                f"{share:.0%} of the weights in this model's matrices have no bound, because they {why}: {names}."
+                f"{hint} {remedy}; exclude says that it is meant.",
+                MeasurementWarning,
+                stacklevel=4,
+            )
+        adapters = [layer.name for layer in self.layers if {"lora_A", "lora_B"} & set(layer.name.split("."))]
+        if adapters and self.known is None:
+            warnings.warn(
+                f"LoRA: {adapters[0]!r} and {len(adapters) - 1} more are bounded each on its own. What a layer and its "
+                "adapter amplify together, W + BA, is not: merge the adapter to bound that.",
+                MeasurementWarning,
+                stacklevel=4,
+            )
+        self.known = {*(self.known or ()), *left_out}
 
 
 def _matrices(model: nn.Module, excluded: tuple[str, ...]) -> Iterator[tuple[str, nn.Parameter]]:
