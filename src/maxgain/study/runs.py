@@ -323,7 +323,7 @@ def _fit(run: _Run) -> None:
             for epoch in train(training, after_step, place.speed):
                 after_epoch(epoch)
         except DivergedError as error:
-            raise RunError(f"{clause(error)}; {_largest_gain(run)}; {_remedy(training)}.") from error
+            raise DivergedError(f"{clause(error)}; {_largest_gain(run)}; {_remedy(training)}.") from error
 
 
 def _conclude(run: _Run) -> None:

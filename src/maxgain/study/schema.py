@@ -93,6 +93,8 @@ class Record(Result, total=False):
     status: Required[Literal["ok", "failed"]]
     error: str
     """Of a run that failed: why, in words."""
+    fault: Literal["training", "machine"]
+    """Of a run that failed: training itself did, which is a result; or its machine, as with a disk that is full."""
     history: list[Metrics]
     tuned: dict[str, float]
     """The numbers that were chosen for this run, by regulariser."""

@@ -404,3 +404,13 @@ def test_a_comparison_that_is_stopped_and_killed_ends_like_one_that_is_not(tmp_p
 def iter_nothing(jobs: list[Job]) -> Iterator[tuple]:
     assert not list(jobs), "this was trained already"
     yield from ()
+
+
+def test_a_failure_says_whether_training_or_its_machine_is_at_fault(tmp_path):
+    (tmp_path / "file").write_text("")
+    for learning_rate, folder in ((1e30, tmp_path / "diverges"), (1e-3, tmp_path / "file" / "in the way")):
+        place = Place(folder, device="cpu", records=tmp_path / "results")
+        recipe = replace(QUICK, learning_rate=learning_rate)
+        (job,) = compare.identified(compare.plan(recipe, ["none"], compare.seeds(recipe, 1)), place)
+        compare.run_recorded(job, place)
+    assert [run["fault"] for run in records.read(tmp_path / "results").failed] == ["training", "machine"]

@@ -1,5 +1,8 @@
 """Parts of a comparison, a search or a table, trained apart and merged, give the records that one machine gives."""
 
+import errno
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -229,3 +232,49 @@ def test_a_failure_is_not_passed_on_to_where_the_run_succeeded(tmp_path: Path) -
     records.append(out, record_of(EXPERIMENTS["gains"].final()[2]))
     merge(out, [first])
     assert not records.read(out).failures
+
+
+def a_finished_run(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for name in ("result.json", "config.json", "model.safetensors"):
+        (folder / name).write_text("{}")
+    return folder
+
+
+def test_pipes_devices_and_links_to_folders_are_not_followed(tmp_path: Path) -> None:
+    run = a_finished_run(tmp_path / "part" / "runs" / "a")
+    (run / "notes").mkdir()
+    (run / "notes" / "kept.txt").write_text("kept")
+    os.mkfifo(run / "pipe")
+    (run / "zeros").symlink_to("/dev/zero")
+    (run / "loop").symlink_to(run)
+    (run / "nowhere").symlink_to(tmp_path / "nothing")
+    assert merge(tmp_path / "out", [tmp_path / "part"]).copied == 1
+    there = tmp_path / "out" / "runs" / "a"
+    assert sorted(str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()) == [
+        "config.json",
+        "model.safetensors",
+        "notes/kept.txt",
+        "result.json",
+    ]
+
+
+def test_a_run_whose_weights_are_a_device_is_named_and_the_others_are_merged(tmp_path: Path) -> None:
+    a_finished_run(tmp_path / "part" / "runs" / "a")
+    spoilt = a_finished_run(tmp_path / "part" / "runs" / "b")
+    (spoilt / "model.safetensors").unlink()
+    (spoilt / "model.safetensors").symlink_to("/dev/zero")
+    merged = merge(tmp_path / "out", [tmp_path / "part"])
+    assert (merged.copied, merged.unfinished) == (1, 1)
+    assert "model.safetensors is a device where a file is expected" in merged.warnings[0]
+
+
+def test_a_disk_that_cannot_be_written_is_told_in_a_sentence(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    a_finished_run(tmp_path / "part" / "runs" / "a")
+
+    def full(*paths: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copy2", full)
+    assert main(["merge", str(tmp_path / "out"), str(tmp_path / "part")]) == 2
+    assert capsys.readouterr().err.endswith("/out/runs/a: No space left on device.\n")

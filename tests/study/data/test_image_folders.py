@@ -114,7 +114,7 @@ def test_files_that_are_hidden_or_no_pictures_are_passed_over(tmp_path):
     ("files", "message"),
     [
         ([], "has 0 folders where one for each class is expected: name a folder"),
-        (["a/0.png"], "has 1 folders where one for each class"),
+        (["a/0.png"], "has 1 folder where one for each class"),
         (["a/0.png", "b/notes.txt"], "b has no images"),
         (["a/0.png", "b/0.png"], "too few images"),
         (["train/a/0.png", "val/a/0.png"], "has train and val but needs both train and test, or neither"),

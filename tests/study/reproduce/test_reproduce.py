@@ -1,17 +1,22 @@
 """maxgain reproduce: what would run, what is running, and what is left."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
+from maxgain.errors import RunError
 from maxgain.study.cli import reproduce as command
 from maxgain.study.cli.app import main
 from maxgain.study.comparing import records
+from maxgain.study.comparing.jobs import Pairing
 from maxgain.study.comparing.records import Records
+from maxgain.study.recipes import recipe_named
 from maxgain.study.reproduce import estimate, running
 from maxgain.study.reproduce.experiments import EXPERIMENTS, TUNING_SEED
 from maxgain.study.reproduce.running import TUNING, Stage
-from maxgain.study.runs import Place
+from maxgain.study.runs import Place, perform
+from maxgain.study.training import DivergedError
 from reproduce_records import failure_of, finish, record_of, tune
 
 
@@ -185,3 +190,59 @@ def test_records_that_say_nothing_but_scores_are_enough_for_a_dry_run(tmp_path, 
         )
     assert main(["reproduce", "cifar10", "--dry-run", "--results", str(tmp_path)]) == 0
     assert "no record of one like them" in capsys.readouterr().out
+
+
+def test_what_a_machine_ended_is_no_attempt_and_is_tried_again(tmp_path):
+    job = EXPERIMENTS["gains"].final()[0]
+    for number in range(4):
+        records.append(tmp_path, failure_of(job, finished=f"at {number}", fault="machine"))
+    key = record_of(job)["key"]
+    assert records.read(tmp_path).attempts(key) == 0
+    for number in range(4, 6):
+        records.append(tmp_path, failure_of(job, finished=f"at {number}", fault="training"))
+    assert records.read(tmp_path).attempts(key) == 2
+
+
+TINY = replace(
+    EXPERIMENTS["gains"],
+    name="tiny",
+    recipe=replace(recipe_named("digits"), network="mlp", epochs=1, batch_size=256),
+    rows=("none", "dropout"),
+    pairing=Pairing("seed", (0,)),
+    contrasts=("dropout:none",),
+)
+
+
+def run_tiny(monkeypatch, perform):
+    """`maxgain reproduce tiny` in this process, in which a run is what `perform` makes of it; its exit code."""
+    monkeypatch.setitem(EXPERIMENTS, "tiny", TINY)
+    monkeypatch.setattr(running, "side_by_side", lambda work, todo, at_once, device: ((job, work(job)) for job in todo))
+    monkeypatch.setattr(running.many, "run_recorded", partial(running.many.run_recorded, perform=perform))
+    return main(["reproduce", "tiny", "--device", "cpu"])
+
+
+@pytest.mark.parametrize(("error", "tries"), [(RunError("the disk is full."), 8), (DivergedError("it is nan."), 4)])
+def test_promise_21_it_does_not_end_well_if_nothing_succeeded_and_a_full_disk_is_no_result(
+    error, tries, capsys, monkeypatch
+):
+    tried = []
+
+    def fails(recipe, *rest, **options):
+        tried.append(recipe.regulariser)
+        raise error
+
+    assert run_tiny(monkeypatch, fails) == 2
+    assert f"no run succeeded; the last one, of dropout: {error}" in capsys.readouterr().err
+    assert tried == ["none", "dropout", "none", "dropout"]
+    run_tiny(monkeypatch, fails)
+    assert len(tried) == tries
+
+
+def test_promise_21_runs_that_failed_are_counted_last(capsys, monkeypatch):
+    def fails_once(recipe, *rest, **options):
+        if recipe.regulariser == "none":
+            raise DivergedError("it is nan.")
+        return perform(recipe, *rest, **options)
+
+    assert run_tiny(monkeypatch, fails_once) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("2 of 3 runs failed")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from maxgain.errors import RecipeError
+from maxgain.errors import RecipeError, RunError
 
 from ..comparing import records
 from ..comparing.jobs import Job
@@ -78,9 +79,9 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     if options.shard is not None and options.name is not None:
         return _run_part(EXPERIMENTS[options.name], Shard.parsed(options.shard), options, screen)
     wanted = EXPERIMENTS if options.name is None else {options.name: EXPERIMENTS[options.name]}
-    recorded = Recorded.read(options.results)
+    recorded, ended = Recorded.read(options.results), list[Record]()
     if options.name is not None and not (options.dry_run or look(wanted[options.name], recorded).is_complete):
-        _run_stages(wanted[options.name], options, screen)
+        _, ended = _run_stages(wanted[options.name], options, screen)
         recorded = Recorded.read(options.results)
     for warning in (*recorded.tuning.warnings, *recorded.final.warnings):
         screen.show(f"note: {warning}")
@@ -97,6 +98,7 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     same = [word for name in moved for word in (f"--{name}", getattr(options, name))]
     steps = {typed("reproduce", name, *same): "goes on with what is missing" for name in left[:1]}
     screen.end(files[:1], steps)
+    _tell_of_failures(ended, screen)
     return {"experiments": [_content(state) for state in states.values()], "written": [str(file) for file in files]}
 
 
@@ -110,34 +112,46 @@ def _refuse_nonsense(options: Options) -> None:
         raise RecipeError("--shard is for running a part of one experiment: name it, and leave out --dry-run.")
 
 
-def _run_stages(experiment: Experiment, options: Options, screen: Screen, shard: Shard | None = None) -> int:
-    """Run what there is time for, and return how many runs have a record of a success."""
+def _tell_of_failures(ended: Sequence[Record], screen: Screen) -> None:
+    """Say last how many runs failed just now; refuse to end well if all did."""
+    failed = [record for record in ended if record["status"] == "failed"]
+    if failed and len(failed) == len(ended):
+        raise RunError(f"no run succeeded; the last one, of {failed[-1]['regulariser']}: {failed[-1]['error']}")
+    if failed:
+        screen.show(f"{len(failed)} of {counted(len(ended), 'run')} failed, those that were tried twice counted twice")
+
+
+def _run_stages(
+    experiment: Experiment, options: Options, screen: Screen, shard: Shard | None = None
+) -> tuple[int, list[Record]]:
+    """Run what there is time for; return how many runs have a record of a success, and the records of those run now."""
     part = "" if shard is None else f"-{shard.number}"
     place = Place(options.work / f"{experiment.name}{part}", options.data, options.device)
     budget = Budget(options.minutes)
-    succeeded = 0
+    succeeded, ended = 0, list[Record]()
     screen.show(experiment.title)
     with alone_in(place.folder):
         for stage, where in stages(experiment, options.results, place, shard):
             done = len(stage.jobs) - len(stage.missing)
             screen.show(f"{stage.name}: {counted(len(stage.jobs), 'run')}, {done} recorded → {where.results}")
-            _run(stage, where, budget, options.per_gpu, screen)
+            _run(stage, where, budget, options.per_gpu, screen, ended)
             succeeded += len(replace(stage, known=records.read(where.results)).recorded)
-    return succeeded
+    return succeeded, ended
 
 
 def _run_part(experiment: Experiment, shard: Shard, options: Options, screen: Screen) -> dict[str, Any]:
     """Run a part; the document is made when all are together."""
-    done = _run_stages(experiment, options, screen, shard)
+    done, _ = _run_stages(experiment, options, screen, shard)
     planned = len(part_of(experiment, [*experiment.tuning(), *experiment.final()], shard))
     return end_of_part(f"{shard.number}/{shard.count}", options.results, planned, done, screen)
 
 
-def _run(stage: Stage, place: Place, budget: Budget, at_once: int, screen: Screen) -> None:
+def _run(stage: Stage, place: Place, budget: Budget, at_once: int, screen: Screen, ended: list[Record]) -> None:
     with screen.progress() as progress:
         task = progress.add_task(stage.name, total=len(stage.missing), status="")
 
         def on_done(job: Job, record: Record, seconds: float) -> None:
+            ended.append(record)
             failed = "" if record["status"] == "ok" else f": failed, {record['error']}"
             progress.update(task, advance=1, status=job.name)
             screen.show(f"  {job.name}, {seconds:.0f} s{failed}")

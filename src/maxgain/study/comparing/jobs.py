@@ -210,7 +210,7 @@ def run_recorded(job: Job, place: Place, perform: Callable[..., Result] = perfor
         record = records.success(result, read_metrics(own.folder, result))
         predicted = read_predictions(own.folder, result)
     except MaxGainError as error:
-        record = records.failure(recipe, dataset.fingerprint, str(error))
+        record = records.failure(recipe, dataset.fingerprint, error)
     record |= {
         "regulariser": job.row,
         "tuned": job.chosen,

@@ -27,6 +27,7 @@ from ..predictions import Predictions
 from ..recipes import Recipe, from_json, run_key, to_json
 from ..schema import Metrics, Result, score
 from ..schema import Record as Record
+from ..training import DivergedError
 from ..wording import clause
 
 PREDICTIONS = "predictions"
@@ -55,6 +56,10 @@ class Records:
         """The run with that key, if it ever succeeded."""
         return next((run for run in self.runs if run["key"] == key), None)
 
+    def attempts(self, key: str) -> int:
+        """How often a run was tried and failed; what a full disk or too little memory ended was no attempt."""
+        return sum(failure.get("fault") != "machine" for failure in self.failures.get(key, ()))
+
     def predictions(self, run: Record) -> Predictions | None:
         """What a run said of every test image, where that was kept; `FileError` where it is damaged."""
         sha256 = run.get("predictions_sha256")
@@ -74,11 +79,12 @@ def success(result: Result, history: list[Metrics]) -> Record:
     return cast("Record", content | {"status": "ok", "history": history})
 
 
-def failure(recipe: Recipe, fingerprint: str, error: str) -> Record:
+def failure(recipe: Recipe, fingerprint: str, error: Exception) -> Record:
     """What is recorded of a run that failed."""
     return {
         "status": "failed",
-        "error": error,
+        "error": str(error),
+        "fault": "training" if isinstance(error, DivergedError) else "machine",
         "key": run_key(recipe, fingerprint),
         "fingerprint": fingerprint,
         "recipe": recipe.name,

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from maxgain.errors import FileError, RecipeError, RunError
 
-from ..files import CLAIM, alone_in, whole_folder
+from .. import reading
+from ..files import CLAIM, alone_in, make_folder, whole_folder
 from ..predictions import Predictions
 from ..run_files import FILES, RESULT
 from ..wording import clause
@@ -20,6 +21,7 @@ from . import records
 from .records import Record, Records
 
 Job = TypeVar("Job")
+Warn = Callable[[str], None]
 
 ROOMS = ("runs", "tuning/runs")
 """Where a comparison or a search keeps its runs."""
@@ -84,30 +86,46 @@ def merge(out: Path, parts: Sequence[Path]) -> Merged:
     runs = [(run, out / room / run.name) for part in parts for room in ROOMS for run in _runs(part / room)]
     if runs:
         with alone_in(out):
-            counts.update(_merge_run(run, target) for run, target in runs)
+            counts.update(_merge_run(run, target, damaged.append) for run, target in runs)
     warnings = tuple(warning for rooms in recorded.values() for found in rooms.values() for warning in found.warnings)
     return Merged(counts["copied"], counts["known"], counts["unfinished"], (*warnings, *damaged))
 
 
-def _merge_run(run: Path, target: Path) -> str:
+def _merge_run(run: Path, target: Path, warn: Warn) -> str:
     if not (run / RESULT).exists():
         return "unfinished"
     if (target / RESULT).exists():
         return "known"
+    try:
+        copied = list(_files(run))
+    except FileError as error:
+        warn(f"left out: {clause(error)}")
+        return "unfinished"
     if (target / CLAIM).exists():  # begun there, and finished here
         with alone_in(target):
             for name in (*FILES, CLAIM):
                 (target / name).unlink(missing_ok=True)
     with whole_folder(target) as folder:
-        shutil.copytree(run, folder, dirs_exist_ok=True)
+        for path in copied:
+            make_folder((folder / path).parent)
+            shutil.copy2(run / path, folder / path)
     return "copied"
+
+
+def _files(run: Path) -> Iterator[Path]:
+    """What is copied of a run: files, and neither pipes and devices nor links that lead to them or to folders."""
+    for path in sorted(run.rglob("*")):
+        if path.name in FILES and path.parent == run:
+            reading.expect_regular(path)
+        if path.is_file():
+            yield path.relative_to(run)
 
 
 def _is_of_runs(found: Records) -> bool:
     return bool(found.runs or found.failed)
 
 
-def _merge_records(found: Records, out: Path, warn: Callable[[str], None]) -> Iterator[str]:
+def _merge_records(found: Records, out: Path, warn: Warn) -> Iterator[str]:
     """Adds what is not there: runs that succeeded, and the failures of others, which count as attempts there too."""
     there = records.read(out)
     for run in found.runs:
@@ -125,7 +143,7 @@ def _merge_records(found: Records, out: Path, warn: Callable[[str], None]) -> It
         yield "unfinished"
 
 
-def _predictions(found: Records, run: Record, warn: Callable[[str], None]) -> Predictions | None:
+def _predictions(found: Records, run: Record, warn: Warn) -> Predictions | None:
     """What a run predicted; damaged files are named, and the run does without."""
     try:
         return found.predictions(run)

@@ -15,7 +15,7 @@ from maxgain.errors import DataError, FileError
 
 from .. import reading
 from ..files import is_text
-from ..wording import clause
+from ..wording import clause, counted
 from . import checksums, download
 from . import formats as readers
 from . import images as pictures
@@ -312,7 +312,8 @@ class Folder(Source):
     def _class_names(self, where: Path) -> tuple[str, ...]:
         names = tuple(folder.name for folder in _folders(where))
         if len(names) < 2:
-            raise DataError(f"{where} has {len(names)} folders where one for each class is expected: {self.remedy}.")
+            there = counted(len(names), "folder")
+            raise DataError(f"{where} has {there} where one for each class is expected: {self.remedy}.")
         if strange := [name for name in names if not is_text(name)]:
             raise DataError(f"{where} has a folder {strange[0]!a}, which cannot be the name of a class: rename it.")
         return names

@@ -50,8 +50,7 @@ class Stage:
     @cached_property
     def missing(self) -> list[Job]:
         """The runs without a record of a success, but for those that failed as often as a run is tried."""
-        without = many.missing(self.jobs, self.known)
-        return [job for job in without if len(self.known.failures.get(job.key, ())) < ATTEMPTS]
+        return [job for job in many.missing(self.jobs, self.known) if self.known.attempts(job.key) < ATTEMPTS]
 
     @cached_property
     def by_row(self) -> dict[str, list[Record]]:
@@ -162,7 +161,9 @@ def run_missing(
 ) -> None:
     """Run what is missing of a stage while there is time, side by side; what fails is tried once more at the end."""
     jobs = stage.missing
-    while jobs and budget.has_room():
+    for _ in range(ATTEMPTS):
+        if not jobs or not budget.has_room():
+            return
         _run(jobs, place, budget, at_once, on_done)
         tried = {job.key for job in jobs}
         stage = replace(stage, known=records.read(place.results))
