@@ -41,6 +41,10 @@ def dense() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(72, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
+def normed() -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(72, 7), nn.BatchNorm1d(7), nn.Linear(7, 3))
+
+
 def own_forwards(odd: type[nn.Linear]) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(72, 7), odd(7, 3))
 
@@ -94,6 +98,7 @@ class Way:
 
 WAYS = {
     "FSDP2": Way(net, sharded),
+    "FSDP2 with batch norm": Way(normed, sharded),
     "FSDP2 in bfloat16": Way(net, in_bfloat16, 5e-3),
     "FSDP2, offloaded": Way(net, offloaded),
     "tensor parallel": Way(dense, tensor_parallel),

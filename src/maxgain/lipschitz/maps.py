@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..distributed import whole
+from ..distributed import whole, whole_weights
 from ..errors import NormError, UnsupportedLayerError
 from ..functional import check_p
 from ..layers import FoundLayer
@@ -120,7 +120,8 @@ class Diagonal(LinearMap):
         """The diagonal."""
         diagonal = self.layer.kind.diagonal
         assert diagonal is not None
-        return diagonal(self.layer.module, self.dtype)
+        with whole_weights(self.layer.module):
+            return diagonal(self.layer.module, self.dtype)
 
     def apply(self, x: Tensor) -> Tensor:
         """``Wx`` of a batch of instances, an instance being one number per scale."""
