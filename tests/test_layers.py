@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even k
 
 @dataclass
 class Linear:
-    """What a layer's linear part is: W, the instances X that it acts on (one a row), and the bias b."""
+    """What a layer's linear part is: W, the instances X that it acts on (one per row), and the bias b."""
 
     W: np.ndarray
     X: np.ndarray

@@ -119,7 +119,7 @@ def _cut(own: Dataset, recipe: Recipe) -> Dataset:
     if recipe.cross_validation is not None:
         return cross_validated(own, recipe.fold, recipe.cross_validation)
     if recipe.fold is not None:
-        raise DataError(f"{own.name} has no folds, so fold {recipe.fold} cannot be had.")
+        raise DataError(f"{own.name} has no folds, so there is no fold {recipe.fold}.")
     return own
 
 

@@ -89,7 +89,7 @@ def test_the_overview_names_every_command(capsys) -> None:
         ("train digits --network vgg19", "a network that halves the image 5 times needs at least 32×32 pixels"),
         ("train digits --dataset digitz", "there is no data set 'digitz'"),
         ("train digits --device gpu", "there is no device 'gpu' to train on here: use 'cpu', 'cuda' or 'auto'."),
-        ("train digits --fold 10", "digits has folds 0 to 9, so fold 10 cannot be had"),
+        ("train digits --fold 10", "digits has folds 0 to 9, so there is no fold 10"),
         ("train digits --image-size 16", "digits has images of one size, so 16 cannot be chosen."),
         ("train digits --checkpoint-seconds -1", "checkpoint-seconds must not be negative, but is -1.0."),
         ("train digits --milestones 1 99999999999999999999", "milestones must be epochs from 0 to 1,000,000, not 999"),

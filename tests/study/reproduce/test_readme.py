@@ -44,7 +44,7 @@ def test_when_all_are_done_it_shows_the_picture_the_contrasts_and_what_was_expec
     assert f"| H1: maxgain against none | +2.46 | {100 * contrast.decided.mean:+.2f} (" in text
     assert text.count("| **established**, p < 0.001 |") == 4
     assert text.count("- Expected: ") == 3
-    assert "Not run, as the data could not be had: CIFAR-100." in text
+    assert "Not run, as the data could not be obtained: CIFAR-100." in text
 
 
 def test_a_readme_beside_the_document_is_kept_up_to_date_between_its_two_lines_alone(tmp_path):

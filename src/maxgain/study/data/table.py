@@ -43,7 +43,7 @@ def load(
         return cross_validated(load(name, root, size=size), fold, cross_validation)
     if fold is not None and not 0 <= fold < source.folds:
         has = f"folds 0 to {source.folds - 1}" if source.folds > 1 else "no folds"
-        raise DataError(f"{name} has {has}, so fold {fold} cannot be had.")
+        raise DataError(f"{name} has {has}, so there is no fold {fold}.")
     if size is not None and not source.any_size:
         raise DataError(f"{name} has images of one size, so {size} cannot be chosen.")
     return source.load(data_root(root), fold, size)

@@ -96,7 +96,7 @@ def _state_of(state: State) -> str:
     """How far it is, on what, and how long that took."""
     recorded = (*state.tuning.recorded, *state.runs)
     if not recorded:
-        possible = "" if state.experiment.obtainable else " Its data could not be had here."
+        possible = "" if state.experiment.obtainable else " Its data could not be obtained here."
         return f"**Not run.**{possible}"
     notes = dict.fromkeys(run["note"] for run in recorded if run.get("note"))
     about = "".join(f" Note: {note}." for note in notes)

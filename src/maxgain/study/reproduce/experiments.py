@@ -45,7 +45,7 @@ class Experiment:
     remarks: tuple[str, ...] = ()
     """What a reader has to know: where it departs from the paper, and why."""
     obtainable: bool = True
-    """Whether the data can be had at all."""
+    """Whether the data can be obtained at all."""
 
     @property
     def command(self) -> str:
@@ -92,8 +92,8 @@ _WIDE_ROWS = ("batchnorm", "batchnorm+dropout", "maxgain+batchnorm", "maxgain+ba
 # an epoch is 732 steps: 138 epochs are 101,016 of them, and 15 of 17 parts end after the 122nd.
 _SVHN = replace(recipe_named("svhn"), epochs=138, milestones=(122,))
 _SVHN_REMARKS = (
-    "SVHN's `extra` images, 88 % of what the paper trains on, cannot be had, and the 32×32 crops are reconstructed "
-    "from the full photographs. So accuracies lie below the paper's.",
+    "SVHN's `extra` images, 88 % of what the paper trains on, cannot be obtained, and the 32×32 crops are "
+    "reconstructed from the full photographs. So accuracies lie below the paper's.",
     "The number of steps is the paper's: 17 epochs of 594,388 images in batches of 100 are 101,031 steps, and 138 "
     "epochs of the 73,257 images here are 101,016. The learning rate falls after 122 of the 138, as it does after 15 "
     "of the 17. Runs that choose γ see 63,257 images for the same 138 epochs.",
@@ -139,8 +139,8 @@ EXPERIMENTS = {
             published=paper.SINS10,
             same_data=False,
             remarks=(
-                "SINS-10 itself cannot be had. This is its protocol on ten disjoint folds of Imagenette at 96×96, of "
-                "1,339 images each instead of 10,000: the question is the paper's, and its accuracies are not "
+                "SINS-10 itself cannot be obtained. This is its protocol on ten disjoint folds of Imagenette at 96×96, "
+                "of 1,339 images each instead of 10,000: the question is the paper's, and its accuracies are not "
                 "comparable.",
             ),
         ),

@@ -86,7 +86,7 @@ def _others(states: Mapping[str, State], found: Mapping[str, list[Claim]]) -> It
     if done:
         yield "\n".join(f"- {_title(states[name])}: {_by_verdict(found[name], _title(states[name]))}." for name in done)
     waiting = [state for name, state in states.items() if name not in done]
-    for heading, obtainable in (("Still to be run", True), ("Not run, as the data could not be had", False)):
+    for heading, obtainable in (("Still to be run", True), ("Not run, as the data could not be obtained", False)):
         names = [_so_far(state) for state in waiting if state.experiment.obtainable is obtainable]
         if names:
             yield f"{heading}: {'; '.join(names)}."
