@@ -115,6 +115,18 @@ def test_a_resumed_training_begins_with_the_saved_state_and_ends_in_the_same_bit
     assert all(gain > 0 for gain in began[1].values())
 
 
+def test_a_restored_callback_has_the_bounds_of_a_mapping_in_their_order(tmp_path: Path) -> None:
+    saving = {"save_strategy": "steps", "save_steps": STEPS // 2}
+    bounds = {"*.mlp.*": GAMMA, "*": 2 * GAMMA}  # '*' would come first in an alphabet
+    trainer(tmp_path, gpt2(), MaxGainCallback(bounds), **saving).train()
+    again = trainer(tmp_path, gpt2(), MaxGainCallback(bounds), restore_callback_states_from_checkpoint=True)
+    again.train(str(tmp_path / f"checkpoint-{STEPS // 2}"))
+    (restored,) = [one for one in again.callback_handler.callbacks if isinstance(one, MaxGainCallback)]
+    assert restored.constraint is not None
+    assert {GAMMA, 2 * GAMMA} == set(restored.constraint.bounds.values())
+    assert restored.constraint.bounds["transformer.h.0.mlp.c_fc"] == GAMMA
+
+
 def test_a_checkpoint_that_was_written_without_the_callback_can_be_gone_on_from_with_it(tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": STEPS // 2}
     first = trainer(tmp_path, gpt2(), MaxGainCallback, **saving)

@@ -32,7 +32,7 @@ class MaxGainCallback(ConstrainingCallback, TrainerCallback, ExportableState):
     """
 
     def __init__(self, gamma: Bound = 2.0, **options: Any) -> None:
-        super().__init__(gamma, **options)
+        super().__init__(dict(gamma) if isinstance(gamma, list) else gamma, **options)  # a list is from ``state``
         if not hasattr(Trainer.log, "adds_gains"):
             Trainer.log = _adding_gains(Trainer.log)
 
@@ -67,11 +67,15 @@ class MaxGainCallback(ConstrainingCallback, TrainerCallback, ExportableState):
         self.end()
 
     def state(self) -> dict[str, Any]:
-        """What the trainer puts into a checkpoint, in numbers that JSON can hold; a process group is not one."""
+        """What the trainer puts into a checkpoint, in numbers that JSON can hold; a process group is not one.
+
+        Of a mapping the first pattern that matches decides, and the trainer sorts keys: so a mapping becomes a list.
+        """
+        gamma = [list(pair) for pair in self.gamma.items()] if isinstance(self.gamma, dict) else self.gamma
         options = {name: value for name, value in self.options.items() if name != "process_group"}
         tensors = self.constraint.state_dict() if self.constraint is not None else {}
         saved = {name: tensor.tolist() for name, tensor in tensors.items()}
-        return {"args": {"gamma": self.gamma, **options}, "attributes": {"saved": saved}}
+        return {"args": {"gamma": gamma, **options}, "attributes": {"saved": saved}}
 
 
 def _adding_gains(log: Callable[..., None]) -> Callable[..., None]:
