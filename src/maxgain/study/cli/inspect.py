@@ -149,8 +149,9 @@ def layer_table(title: str, content: dict[str, Any]) -> Table:
         columns.append((Column("gain / norm", spare=2), [peaks[name] / own[name] for name in layers]))
     if bounds:
         columns.append((Column("bound", spare=1), [bounds[name] for name in layers]))
+    measured = f"gains (p = {content['p']:g}) and " if gains else ""
     return Table(
-        f"{title}: gains (p = {content['p']:g}) and operator norms",
+        f"{title}: {measured}operator norms",
         (Column("layer"), *(column for column, _ in columns)),
         tuple(zip(layers, *(values for _, values in columns), strict=True)),
     )
@@ -159,10 +160,8 @@ def layer_table(title: str, content: dict[str, Any]) -> Table:
 def network_lines(content: dict[str, Any]) -> list[str]:
     """The whole network in sentences that say which number is a lower bound, which an estimate, which an upper one."""
     p = f"{content['p']:g}"
-    lines = [
-        "A measured gain is a lower bound of its layer's operator norm: other inputs may be amplified more.",
-        f"The whole network, p = {p}:",
-    ]
+    below = "A measured gain is a lower bound of its layer's operator norm: other inputs may be amplified more."
+    lines = [*([below] if content["gains"] else []), f"The whole network, p = {p}:"]
     if "slope" in content:
         slope = content["slope"]
         lines += [
