@@ -32,7 +32,9 @@ class MaxGainCallback(ConstrainingCallback, TrainerCallback, ExportableState):
     """
 
     def __init__(self, gamma: Bound = 2.0, **options: Any) -> None:
-        super().__init__(dict(gamma) if isinstance(gamma, list) else gamma, **options)  # a list is from ``state``
+        super().__init__(gamma, **options)
+        self.patterns = list(self.gamma) if isinstance(self.gamma, dict) else []
+        """Of a mapping, in their order: the first that matches decides, and the trainer's JSON sorts keys."""
         if not hasattr(Trainer.log, "adds_gains"):
             Trainer.log = _adding_gains(Trainer.log)
 
@@ -47,6 +49,8 @@ class MaxGainCallback(ConstrainingCallback, TrainerCallback, ExportableState):
         **kwargs: Any,
     ) -> None:
         """The weights are where they are trained; where a checkpoint was loaded, ``state`` is what it held."""
+        if isinstance(self.gamma, dict) and self.gamma.keys() == {*self.patterns}:
+            self.gamma = {pattern: self.gamma[pattern] for pattern in self.patterns}
         constraint = self.begin(model, [optimizer])
         # A checkpoint that was written without this callback lacks its row, and the trainer would stumble over that.
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
@@ -67,15 +71,11 @@ class MaxGainCallback(ConstrainingCallback, TrainerCallback, ExportableState):
         self.end()
 
     def state(self) -> dict[str, Any]:
-        """What the trainer puts into a checkpoint, in numbers that JSON can hold; a process group is not one.
-
-        Of a mapping the first pattern that matches decides, and the trainer sorts keys: so a mapping becomes a list.
-        """
-        gamma = [list(pair) for pair in self.gamma.items()] if isinstance(self.gamma, dict) else self.gamma
+        """What the trainer puts into a checkpoint, in numbers that JSON can hold; a process group is not one."""
         options = {name: value for name, value in self.options.items() if name != "process_group"}
         tensors = self.constraint.state_dict() if self.constraint is not None else {}
         saved = {name: tensor.tolist() for name, tensor in tensors.items()}
-        return {"args": {"gamma": gamma, **options}, "attributes": {"saved": saved}}
+        return {"args": {"gamma": self.gamma, **options}, "attributes": {"saved": saved, "patterns": self.patterns}}
 
 
 def _adding_gains(log: Callable[..., None]) -> Callable[..., None]:
