@@ -39,6 +39,10 @@ def test_a_name_is_shown_and_never_understood(name: str, kind: str) -> None:
 def test_a_bound_is_labelled_and_a_figure_says_what_it_shows() -> None:
     boxes = figures.rendered(figures.gain_boxes({"train": {"fc": ROW}}, 0.45, "digits, maxgain"), "svg").decode()
     bars = figures.gains_beside_norms({"fc": 1.0}, {"train": {"fc": 0.5}}, title="digits, maxgain", bound=0.45)
+    point = {"train_accuracy": 1.0, "train_loss": 1e-4, "validation_accuracy": 0.9, "validation_loss": 0.3}
+    curve = [{"values": {"maxgain": 2.0}, "status": "complete", **point}]
+    tried = figures.rendered(figures.tuning_curve(curve, {"maxgain": "γ"}, title="digits, maxgain"), "svg").decode()
+    assert "digits, maxgain" in tried
     for text in (boxes, figures.rendered(bars, "svg").decode()):
         assert all(words in text for words in ("digits, maxgain", "γ = 0.45", "‖Wx‖ / ‖x‖"))
 

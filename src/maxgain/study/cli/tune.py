@@ -18,6 +18,7 @@ from ..files import write_json
 from ..recipes import RECIPES, Recipe
 from ..regularisers import with_gamma
 from ..report import figures
+from ..report.sections import symbol
 from ..wording import counted
 from .flags import typed_out
 from .parts import end_of_part
@@ -83,8 +84,9 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
         return end_of_part(options.shard, search.folder, search.size, done, screen)
     screen.show(table(search, curve))
     tuned = concluded(search, curve)
-    labels = {dimension.regulariser: dimension.parameter for dimension in search.space}
-    paths = figures.save(figures.tuning_curve(curve, labels, tuned.chosen["values"]), search.folder, "curve")
+    labels = {dimension.regulariser: symbol(dimension.regulariser) for dimension in search.space}
+    title = f"{search.recipe.name}, {search.recipe.regulariser}"
+    paths = figures.save(figures.tuning_curve(curve, labels, tuned.chosen["values"], title), search.folder, "curve")
     screen.show(tuned.outcome)
     files = [search.folder / tune.TUNED, search.folder / tune.CURVE, *paths]
     page = search.folder / "report.html"

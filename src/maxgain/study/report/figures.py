@@ -92,7 +92,10 @@ def gains_beside_norms(
 
 
 def tuning_curve(
-    curve: Sequence[Mapping[str, Any]], labels: Mapping[str, str], chosen: Mapping[str, float] | None = None
+    curve: Sequence[Mapping[str, Any]],
+    labels: Mapping[str, str],
+    chosen: Mapping[str, float] | None = None,
+    title: str = "",
 ) -> Figure:
     """The paper's Figure 3: accuracy and log loss against the numbers tried, on the training and the validation part.
 
@@ -119,7 +122,11 @@ def tuning_curve(
     panels[0, 0].set_ylabel("accuracy")
     panels[0, 0].yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
     panels[1, 0].set_ylabel("log loss (nats)")
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+    losses = [row[f"{part}_loss"] for row in rows for part in ("train", "validation")]
+    if losses and 0 < 20 * min(losses) < max(losses):
+        panels[1, 0].set_yscale("log")
+    figure.suptitle(shown(title))
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
