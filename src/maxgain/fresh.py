@@ -20,8 +20,8 @@ MOST_KEPT = 64
 class Kept:
     """An input of a layer, the shape of its output, and what was kept before it.
 
-    A chain and not a list, because torch.compile would compile anew for each length of a list; nor does it end in None,
-    because of which the first input would be another case than the others.
+    A chain and not a list, because torch.compile would compile anew for each length of a list. It does not end in None
+    either: the first input would then be another case than the others.
     """
 
     x: Tensor

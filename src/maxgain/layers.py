@@ -81,7 +81,7 @@ def _image(layer: Any) -> tuple[int, ...]:
 
 
 def _output_size(layer: Any, x: Tensor, shape: torch.Size) -> dict[str, Any]:
-    """Of a transposed convolution, if it is not the usual one: some of those no ``output_size`` gives."""
+    """What to ask a transposed convolution for; nothing for its usual size, which torch may refuse to be asked for."""
     lengths = x.shape[-len(layer.kernel_size) :]
     settings = layer.stride, layer.padding, layer.dilation, layer.kernel_size, layer.output_padding
     usual = [

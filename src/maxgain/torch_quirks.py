@@ -228,15 +228,17 @@ def is_transformed() -> bool:
 
 
 def set_apart(output: Tensor) -> Tensor:
-    """A view of a layer's output, for the model to go on with while our measuring alone reads the output itself.
+    """A view of a layer's output for the model to go on with, while our measuring alone reads the output itself.
 
-    What is computed from a tensor after an operation that cannot be fused has read it, torch.compile keeps for the
-    backward instead of computing it again. Measuring is such an operation: of every GELU behind a layer in bfloat16 the
-    derivative was kept in float32. What is computed from a view that was made before is not affected. A single view
-    that changes nothing would be taken out again. This matters behind dense layers that are given sequences, whose
-    output is a view itself; behind convolutions it would cost gradients of residual networks a copy. A view cannot be
-    detached in place; nor can the output of such a layer that has a bias, but without one it could. Seen on torch
-    2.11 to 2.13. Guarded by tests/promises/test_compiled_graphs.py.
+    Otherwise torch.compile keeps more for the backward. It keeps, and does not compute again, what is computed from a
+    tensor that an operation which cannot be fused has read before. Measuring is such an operation: of every GELU behind
+    a layer in bfloat16 the derivative was kept in float32. What is computed from an earlier view is not affected. There
+    are two views, because a single one that changes nothing would be taken out again.
+
+    This matters behind dense layers that are given sequences, whose output is a view itself. Behind convolutions it
+    would cost gradients of residual networks a copy. The model cannot call ``detach_()`` on a view, and so no longer on
+    the output of such a layer without a bias; with a bias it never could. Seen on torch 2.11 to 2.13. Guarded by
+    tests/promises/test_compiled_graphs.py.
     """
     return output.unsqueeze(0).squeeze(0)
 
