@@ -217,16 +217,32 @@ def test_an_optimiser_that_steps_without_being_attached_is_noticed(constrain: An
     constraint.detach()
 
 
-def test_weights_that_are_updated_by_hand_while_nothing_steps_are_noticed() -> None:
+def in_place(parameter: nn.Parameter) -> None:
+    with torch.no_grad():
+        parameter -= 0.1 * parameter.grad
+
+
+def by_its_data(parameter: nn.Parameter) -> None:
+    parameter.data.sub_(0.1 * parameter.grad)
+
+
+def with_other_data(parameter: nn.Parameter) -> None:
+    parameter.data = parameter.data - 0.1 * parameter.grad
+
+
+@pytest.mark.parametrize("update", [in_place, by_its_data, with_other_data])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_weights_that_are_updated_by_hand_while_nothing_steps_are_noticed(update: Any, frozen: bool) -> None:
     model = net()
+    next(iter(model.children())).requires_grad_(not frozen)
     MaxGain(model, GAMMA).attach(torch.optim.SGD(model.parameters(), lr=0.1))
 
     def train(steps: int) -> None:
         for _ in range(steps):
             backward(model)
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter -= 0.1 * parameter.grad
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    update(parameter)
 
     with pytest.warns(MeasurementWarning, match="no optimiser that is attached to this MaxGain steps"):
         train(UPDATES_UNTIL_NOTICED + 1)

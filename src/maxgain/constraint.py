@@ -143,7 +143,7 @@ class Constraint(ABC):
         # A compiled step leaves this as it is: it counts on the host, and would be compiled anew for each count.
         after_step = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
         self._optimizers[optimizer] = optimizer.register_step_post_hook(after_step)
-        self._missed.follow(optimizer, self._hooks[0] if self._hooks else None)
+        self._missed.follow(optimizer, self._hooks)
         return self
 
     def detach(self) -> None:

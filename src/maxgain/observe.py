@@ -322,21 +322,24 @@ class Missed:
     paused: bool = False
     attached: dict[Optimizer, RemovableHandle] = field(default_factory=dict)
     is_stepping: bool = False
+    has_stepped: bool = False
     count: int = 0
     """How often weights have changed since an attached optimiser stepped."""
     strangers: int = 0
     """How often an optimiser that is not attached has updated weights that no attached one holds."""
-    _version: int | None = None
+    _seen: tuple[int, str] | None = None
+    """What the weight that is looked at was like in the last forward."""
     _by: str = ""
 
-    def follow(self, optimizer: Optimizer, hook: Hook | None) -> None:
-        """An optimiser was attached; the hook is that of some layer, if the constraint looks at forwards."""
+    def follow(self, optimizer: Optimizer, hooks: Sequence[Hook]) -> None:
+        """An optimiser was attached; the hooks are those of the layers, if the constraint looks at forwards."""
         if not self.attached:
             if not _hearing:
                 _hearing.append(register_optimizer_step_post_hook(_tell))
             _following.add(self)
             # Sharded weights are gathered anew for each forward, which changes them too.
-            if hook is not None and not is_sharded(hook.layer.weight):
+            trained = [h for h in hooks if h.layer.weight.requires_grad and not is_sharded(h.layer.weight)]
+            for hook in trained[:1]:
                 hook.look = partial(self._look, hook.layer)
         self.attached[optimizer] = optimizer.register_step_pre_hook(self._before_step)
 
@@ -353,11 +356,15 @@ class Missed:
     def _look(self, layer: FoundLayer) -> None:
         if not (layer.module.training and torch.is_grad_enabled()):
             return
-        version = layer.weight._version  # how often it was changed in place
-        if version != self._version and not (self.paused or self.is_stepping):
-            if self._version is not None:
+        weight, total = layer.weight, ""
+        if not (self.has_stepped or (weight.is_cuda and torch_quirks.is_capturing(weight.device))):
+            # Who writes to weight.data is not counted. Until the first step a device may be waited for.
+            total = str(weight.detach().sum().item())
+        seen = weight._version, total  # how often it was changed in place
+        if seen != self._seen and not (self.paused or self.is_stepping):
+            if self._seen is not None:
                 self._one_more()
-            self._version = version
+            self._seen = seen
 
     def heard_of(self, optimizer: Optimizer) -> None:
         """An optimiser that is not attached has stepped; does it update constrained weights?"""
@@ -405,6 +412,6 @@ def _tell(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """Torch calls this after a step of any optimiser."""
     for missed in tuple(_following):
         if optimizer in missed.attached:
-            missed.is_stepping, missed.count = False, 0
+            missed.is_stepping, missed.has_stepped, missed.count = False, True, 0
         else:
             missed.heard_of(optimizer)
