@@ -25,7 +25,8 @@ CPU = torch.device("cpu")
 RECIPE = replace(
     RECIPES["digits"], network="mlp", regulariser="maxgain+batchnorm+dropout", augment=True, epochs=3, fold=0
 )
-HISTORY = [{"epoch": 1, "train_loss": 1.25, "seconds": 0.5}]
+SCORES = {f"{part}_{what}": 0.5 for part in ("train", "validation") for what in ("loss", "accuracy")}
+HISTORY = [{"epoch": 1, "learning_rate": 1e-3, "max_gain": {"features.0": 1.5}, "seconds": 0.5, **SCORES}]
 
 
 @pytest.fixture(scope="module")
@@ -240,3 +241,45 @@ def test_a_run_goes_on_with_the_number_of_threads_that_it_had(tmp_path: Path) ->
         assert torch.get_num_threads() == 2, "a sum in another order has other bits"
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("which", "change"),
+    [
+        ("optimiser.0.exp_avg", lambda tensor: None),
+        ("optimiser.0.step", lambda tensor: None),
+        ("optimiser.1.exp_avg_sq", lambda tensor: tensor.flatten()[:1]),
+        ("optimiser.1.step", lambda tensor: tensor.expand(3).contiguous()),
+        ("optimiser.2.exp_avg", lambda tensor: tensor.bool()),
+        ("model.", lambda tensor: tensor.double()),
+        ("loop.order", lambda tensor: tensor + 2**31),
+        ("loop.order", lambda tensor: tensor - 1),
+        ("loop.position", lambda tensor: tensor + 10**6),
+        ("loop.position", lambda tensor: tensor - 10**6),
+        ("loop.epoch", lambda tensor: tensor - 1),
+        ("loop.epoch", lambda tensor: tensor + 99),
+        ("rng.cpu", lambda tensor: tensor[:8]),
+    ],
+)
+def test_tensors_that_no_training_has_are_refused_though_the_checksum_fits(tmp_path, dataset, which, change) -> None:
+    path = tmp_path / "c"
+    training = begun(RECIPE, dataset, steps=1)
+    checkpoint.save(path, training, HISTORY)
+    with safetensors.safe_open(path, framework="pt") as file:
+        header = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    name = next(key for key in tensors if key.startswith(which))
+    changed = change(tensors.pop(name))
+    if changed is not None:
+        tensors[name] = changed
+    header["sha256"] = checkpoint._digest(header["about"], tensors)
+    path.write_bytes(safetensors.torch.save(tensors, header))
+    with pytest.raises(CheckpointError, match="does not fit"):
+        checkpoint.load(path, Training(RECIPE, dataset, torch.device("cpu")))
+
+
+def test_a_history_that_no_training_has_is_refused_though_the_checksum_fits(tmp_path, dataset) -> None:
+    path = tmp_path / "c"
+    checkpoint.save(path, begun(RECIPE, dataset, steps=1), [HISTORY[0] | {"seconds": [None]}])
+    with pytest.raises(CheckpointError, match="is no checkpoint of this version"):
+        checkpoint.load(path, Training(RECIPE, dataset, torch.device("cpu")))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, TypedDict
 
 import msgspec
 import safetensors
@@ -60,8 +60,7 @@ def load(path: Path, training: Training) -> list[Metrics]:
         training.load_state(tensors)
     except (KeyError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{path} does not fit: it was written by another version of maxgain.") from error
-    history: list[Metrics] = about["history"]
-    return history
+    return about["history"]
 
 
 class _About(TypedDict):
@@ -71,8 +70,7 @@ class _About(TypedDict):
     threads: Annotated[int, msgspec.Meta(ge=1, le=4096)]
     recipe: Config
     fingerprint: str
-    history: list[Any]
-    """Of `Metrics`, for which the checksum vouches."""
+    history: list[Metrics]
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], _About]:

@@ -30,6 +30,8 @@ PADDING = 4
 MOMENTUM = 0.9
 MEMORY_FORMATS = {"cpu": torch.contiguous_format, "cuda": torch.channels_last}
 """How images and kernels lie in memory: as the device's convolutions like it best."""
+OPTIMISER_STATE = {"adam": ("step", "exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
+"""What torch's optimisers keep of every parameter."""
 
 
 class DivergedError(RunError):
@@ -168,7 +170,11 @@ class Training:
         return tensors
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Puts a fresh training of the same recipe and data where the one was whose `state` this is."""
+        """Puts a fresh training of the same recipe and data where the one was whose `state` this is.
+
+        `KeyError`, `ValueError` or `RuntimeError` where it is that of another training, or of none.
+        """
+        self._expect_own(tensors)
         self.model.load_state_dict(_under("model.", tensors))
         states: dict[int, dict[str, Tensor]] = {}
         for name, tensor in _under("optimiser.", tensors).items():
@@ -187,6 +193,24 @@ class Training:
         torch.set_rng_state(tensors["rng.cpu"])
         if self.generator is not None:
             self.generator.set_state(tensors["rng.cuda"])
+
+    def _expect_own(self, tensors: Mapping[str, Tensor]) -> None:
+        """`KeyError` or `ValueError` where tensors are not those of a training like this one, or nowhere in it."""
+        own = {name: tensor for name, tensor in self.state().items() if name.startswith(("model.", "loop.", "rng."))}
+        parameters = dict(enumerate(one for group in self.optimiser.param_groups for one in group["params"]))
+        for index in {name.partition(".")[0] for name in _under("optimiser.", tensors)}:
+            for field in OPTIMISER_STATE[self.recipe.optimiser]:
+                # A count of steps is one number, and all else is as large as what is optimised.
+                own[f"optimiser.{index}.{field}"] = self.loss.float() if field == "step" else parameters[int(index)]
+        if strange := [name for name in tensors.keys() - own.keys() if not name.startswith("constraint.")]:
+            raise ValueError(f"there is no {min(strange)}")
+        for name, tensor in own.items():
+            if (tensors[name].shape, tensors[name].dtype) != (tensor.shape, tensor.dtype):
+                raise ValueError(f"{name} is another tensor")
+        order, position, epoch = (tensors[f"loop.{name}"] for name in ("order", "position", "epoch"))
+        is_within = order.min() >= 0 and order.max() < len(order) and 0 <= epoch <= self.recipe.epochs
+        if not is_within or not 0 <= position <= self.steps_per_epoch * self.batch_size:
+            raise ValueError("it is nowhere in a training")
 
     def _loop(self) -> dict[str, Tensor]:
         """What the steps of an epoch change, apart from the model."""
