@@ -49,3 +49,10 @@ def test_numbers_that_were_tried_close_together_do_not_run_into_each_other(tmp_p
     panel = figures.choices(look(EXPERIMENTS["lipschitz"], Recorded.read(tmp_path))).axes[0]
     shown = [label.get_text() for label in panel.get_xticklabels() if label.get_text()]
     assert shown == ["1.25", "2", "3", "4", "6", "8", "12", "20", "33", "55", "90"]
+
+
+def test_rows_of_which_no_number_was_tried_are_not_in_the_legend(tmp_path):
+    tune(CIFAR10, tmp_path)
+    figure = figures.choices(look(EXPERIMENTS["lipschitz"], Recorded.read(tmp_path)))
+    assert legend(figure) == ["maxgain"], "whose search the two tables share"
+    assert figure.axes[0].get_xlabel().startswith("γ;")

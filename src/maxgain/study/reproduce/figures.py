@@ -118,8 +118,10 @@ def choices(state: State) -> Figure:
     """
     figure = Figure(figsize=(9, 3.1), layout="constrained")
     panels = figure.subplots(1, 2)
-    for index, (row, folds) in enumerate(state.curves.items()):
-        style = series_style(index)
+    styles = {row: series_style(index) for index, row in enumerate(state.curves)}
+    begun = {row: folds for row, folds in state.curves.items() if any(folds.values())}
+    for row, folds in begun.items():
+        style = styles[row]
         for panel, name, unit in zip(panels, ("validation_accuracy", "validation_loss"), (100, 1), strict=True):
             for fold, curve in folds.items():
                 thin = {"linewidth": 0.5, "alpha": 0.4} if len(folds) > 1 else {"linewidth": 1.4, "label": row}
@@ -132,11 +134,11 @@ def choices(state: State) -> Figure:
                     )
             if len(folds) > 1:
                 panel.plot(*_mean(list(folds.values()), name, unit), linewidth=1.6, label=row, **style)
-    symbols = dict.fromkeys("γ" if "maxgain" in row else "λ" for row in state.curves)
+    symbols = dict.fromkeys("γ" if "maxgain" in row else "λ" for row in begun)
     for panel, title in zip(panels, ("validation accuracy, %", "validation loss, nats"), strict=True):
         _plain(panel)
         panel.set_xscale("log")
-        ticks = sorted({value for folds in state.curves.values() for curve in folds.values() for value, _ in curve})
+        ticks = sorted({value for folds in begun.values() for curve in folds.values() for value, _ in curve})
         panel.set_xticks(ticks, _uncrowded(ticks))
         panel.minorticks_off()
         panel.set_xlabel(" or ".join(symbols) + "; a ring marks what was chosen")
