@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from maxgain import MaxGain, measure_gains, split_attention
-from maxgain.errors import UnsupportedLayerError
+from maxgain.errors import MaxGainError, UnsupportedLayerError
 
 LENGTH, SOURCE, BATCH, WIDTH, HEADS = 5, 7, 3, 8, 2
 CAUSAL = torch.triu(torch.ones(LENGTH, SOURCE, dtype=torch.bool), 1)
@@ -142,3 +142,11 @@ def test_a_subclass_is_split_unless_it_has_a_forward_of_its_own():
     assert len(MaxGain(model).bounds) == 4
     with pytest.raises(UnsupportedLayerError, match=r"layer '0' \(Other\) cannot be split: its type has a forward"):
         split_attention(nn.ModuleList([Other(WIDTH, HEADS)]))
+
+
+def test_a_causal_hint_without_its_mask_is_refused_as_by_the_packed_module() -> None:
+    packed = nn.MultiheadAttention(8, 2)
+    x = torch.randn(5, 1, 8)
+    for attention in (packed, split_attention(packed)):
+        with pytest.raises((RuntimeError, MaxGainError), match="mask"):
+            attention(x, x, x, is_causal=True, need_weights=False)

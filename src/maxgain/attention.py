@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .errors import UnsupportedLayerError
+from .errors import MaxGainError, UnsupportedLayerError
 from .layers import check_model
 
 
@@ -47,6 +47,8 @@ class SplitAttention(nn.Module):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """The attention's output and, if they are asked for, its weights; ``is_causal`` only tells what the mask is."""
+        if is_causal and attn_mask is None:  # as nn.MultiheadAttention does, rather than look at what comes later
+            raise MaxGainError("is_causal tells that attn_mask is a causal mask: give that mask too.")
         is_batched = query.dim() == 3
         axis = (0 if self.batch_first else 1) if is_batched else None
         # (batch, heads, length, head_dim) each
