@@ -1,13 +1,14 @@
 """Layer types of one's own."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from maxgain import MaxGain, register_layer
-from maxgain.errors import NothingToConstrainError
+from maxgain import Lipschitz, MaxGain, register_layer
+from maxgain.errors import NothingToConstrainError, UnsupportedLayerError
 from small_net import each_measure, one_step, sgd
 
 
@@ -45,6 +46,49 @@ def test_a_layer_type_is_measured_and_scaled_by_the_linear_part_that_it_was_regi
     constraint.step()
     assert constraint.gains[""] == pytest.approx(4.0, rel=1e-4)
     torch.testing.assert_close(model.factor, torch.full((3,), 2.0), rtol=1e-4, atol=0)
+
+
+class Router(nn.Linear):
+    """As routers of some transformers: its Wx is a part of what it returns."""
+
+    def forward(self, x: Tensor) -> Any:
+        scores = super().forward(x)
+        return scores.topk(1).indices, scores
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("constrain", [MaxGain, partial(MaxGain, measure="fresh"), Lipschitz])
+def test_the_remedy_for_a_layer_that_returns_several_is_to_register_its_linear_part(
+    constrain: Any, compiled: bool
+) -> None:
+    torch.compiler.reset()
+    register_layer(Router, 1, lambda layer, x, output: (x, output[1] - layer.bias))
+    router, x = Router(4, 3), torch.randn(8, 4)
+    before, optimiser = router.weight.detach().clone(), sgd(router, lr=0.0)
+    constraint = constrain(router, 0.1).attach(optimiser)
+    run = torch.compile(router, backend="eager") if compiled else router
+    run(x)[1].sum().backward()
+    optimiser.step()
+    gain = (x @ before.T).norm(dim=1) / x.norm(dim=1)
+    largest = torch.linalg.matrix_norm(before, 2) if constrain is Lipschitz else gain.max()
+    assert constraint.gains[""] == pytest.approx(largest.item(), rel=1e-4)
+    torch.testing.assert_close(router.weight, before * 0.1 / largest, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("linear_part", "said"),
+    [
+        (lambda layer, x, output: None, "linear_part must return the tensors x and Wx, not NoneType"),
+        (lambda layer, x, output: (x, output[1].sum()), r"Wx of \(\) count different instances"),
+        (lambda layer, x, output: (x, output[2]), "IndexError"),
+    ],
+)
+def test_what_a_linear_part_does_wrong_is_said_with_the_layers_name(linear_part: Any, said: str) -> None:
+    register_layer(Router, 1, linear_part)
+    model = nn.Sequential(Router(4, 3))
+    MaxGain(model)
+    with pytest.raises(UnsupportedLayerError, match=rf"^layer '0' \(Router\) cannot be measured: .*{said}"):
+        model(torch.randn(8, 4))
 
 
 def test_a_type_that_is_not_taken_by_default_is_left_alone_unless_it_is_named() -> None:

@@ -246,7 +246,9 @@ def register_layer(
         raise MaxGainError(f"layer_type must be a subclass of nn.Module or its qualified name, not {layer_type!r:.60}.")
     instance_dims = check_count("instance_dims", instance_dims)
     check_is("weight", weight, str, "the name of a parameter")
-    part = _without_bias(instance_dims) if linear_part is None else check_callable("linear_part", linear_part)
+    part = _without_bias(instance_dims)
+    if linear_part is not None:
+        part = _checked(check_callable("linear_part", linear_part), instance_dims)
     KINDS[layer_type] = LayerKind(
         lambda layer, x: instance_dims,
         part,
@@ -254,6 +256,22 @@ def register_layer(
         by_default=by_default,
         output_is_part=linear_part is None,
     )
+
+
+def _checked(linear_part: LinearPart, instance_dims: int) -> LinearPart:
+    """A linear part of somebody's own that returns what it should, or says what it returned instead."""
+
+    def checked(layer: Any, x: Tensor, output: Any) -> tuple[Tensor, Tensor]:
+        pair: Any = linear_part(layer, x, output)
+        is_pair = isinstance(pair, tuple | list) and len(pair) == 2
+        if not is_pair or not all(isinstance(one, Tensor) and one.is_floating_point() for one in pair):
+            raise TypeError(f"linear_part must return the tensors x and Wx, not {type(pair).__name__}")
+        x, part = pair
+        if part.shape[: max(0, part.dim() - instance_dims)] != x.shape[: max(0, x.dim() - instance_dims)]:
+            raise TypeError(f"x of shape {tuple(x.shape)} and Wx of {tuple(part.shape)} count different instances")
+        return x, part
+
+    return checked
 
 
 @dataclass(frozen=True)

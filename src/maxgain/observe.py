@@ -46,7 +46,8 @@ def layer_gains(layer: FoundLayer, x: Tensor, output: Tensor | None, p: float, i
         if (gains := channelwise_gains(x.detach(), scales, p)) is not None:
             return gains
     dims, own = layer.instance_dims(x, instance), layer.module._parameters
-    x, z = layer.kind.linear_part(layer.module, x.detach(), None if output is None else output.detach())
+    output = output.detach() if isinstance(output, Tensor) else output  # a registered layer's may be anything
+    x, z = layer.kind.linear_part(layer.module, x.detach(), output)
     x, z = x.detach(), z.detach()
     bias = own["bias"] if "bias" in own and layer.kind.form == "affine" and not layer.own_forward else None
     if bias is None or output is None or x.device.type != "cpu" or torch.compiler.is_compiling() or is_sharded(bias):
@@ -145,9 +146,12 @@ class Hook(torch_quirks.ForwardHook):
             raise
         except Exception as error:  # what a layer is given and returns is up to its model
             reason = _misfit(self.layer, x, output) or defect(module, self.layer.kind, rescale=False)
-            if reason is None and not self.layer.own_forward:
+            if reason is None and not self.layer.own_forward and self.layer.kind.output_is_part:
                 raise
-            reason = reason or f"its type has a forward of its own, and {type(error).__name__}: {error}"
+            whose = (
+                "its type has a forward" if self.layer.kind.output_is_part else "it was registered with a linear_part"
+            )
+            reason = reason or f"{whose} of its own, and {type(error).__name__}: {error}"
             raise UnsupportedLayerError(refusal(self.layer, "measured", reason)) from error
         return None
 
@@ -177,11 +181,12 @@ def _misfit(layer: FoundLayer, x: Any, output: Any) -> str | None:
     kind = layer.kind
     if not isinstance(x, Tensor):
         return f"its input is not a tensor but {'missing' if x is None else type(x).__name__}"
-    if kind.needs_output and not isinstance(output, Tensor):
+    is_part = kind.needs_output and kind.output_is_part
+    if is_part and not isinstance(output, Tensor):
         return f"it returns {type(output).__name__}, and which part of that is Wx is not known"
     if x.is_nested or x.layout != torch.strided:
         return f"its input is {'nested' if x.is_nested else 'sparse'}, which has no norm of one instance"
-    if not kind.needs_output:
+    if not is_part:
         return None
     dims, bias = layer.instance_dims(x), getattr(layer.module, "bias", None)
     shapes = f"its input has shape {tuple(x.shape)} and its output {tuple(output.shape)}"

@@ -238,7 +238,8 @@ def linear_map(layer: FoundLayer, sizes: Sizes | None, dtype: torch.dtype) -> Li
 def instance_sizes(layer: FoundLayer, x: Tensor, output: Tensor) -> Sizes:
     """The shapes of one instance, from what goes into and comes out of the layer."""
     dims = layer.instance_dims(x)
-    return tuple(x.shape[-dims:]), tuple(output.shape[-dims:])
+    out = getattr(output, "shape", x.shape)  # of a registered layer that returns several, nobody asks
+    return tuple(x.shape[-dims:]), tuple(out[-dims:])
 
 
 def random_vector(shape: Shape, seed: int = 0) -> Tensor:
