@@ -246,3 +246,15 @@ def test_promise_21_runs_that_failed_are_counted_last(capsys, monkeypatch):
 
     assert run_tiny(monkeypatch, fails_once) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("2 of 3 runs failed")
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"), [("--results", "Not a directory"), ("--document", "maxgain did not write it")]
+)
+def test_what_cannot_be_written_is_said_before_anything_is_trained(flag, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "stages", lambda *options: pytest.fail("training has begun"))
+    (tmp_path / "mine.md").write_text("mine")
+    place = {"--results": "mine.md/in it", "--document": "mine.md"}[flag]
+    assert main(["reproduce", "gains", flag, place]) == 2
+    assert said in capsys.readouterr().err
+    assert (tmp_path / "mine.md").read_text() == "mine"

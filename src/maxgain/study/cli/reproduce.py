@@ -15,11 +15,11 @@ from ..comparing import records
 from ..comparing.jobs import Job
 from ..comparing.records import Record
 from ..comparing.shards import Shard
-from ..files import alone_in
+from ..files import alone_in, make_folder
 from ..recipes import expect_count
 from ..reproduce import estimate
 from ..reproduce.claims import progress
-from ..reproduce.document import build
+from ..reproduce.document import build, expect_own
 from ..reproduce.experiments import EXPERIMENTS, Experiment
 from ..reproduce.running import Budget, Recorded, Stage, part_of, run_missing, stages
 from ..reproduce.state import State, look
@@ -76,6 +76,9 @@ PLACES = ("results", "document", "work", "data")
 def run(options: Options, screen: Screen) -> dict[str, Any]:
     """Run the stages of an experiment in their order, each as far as time allows, and make the document anew."""
     _refuse_nonsense(options)
+    if options.name is not None and not options.dry_run:
+        make_folder(options.results)  # what cannot be written is not found out after hours of training
+        expect_own(options.document)
     if options.shard is not None and options.name is not None:
         return _run_part(EXPERIMENTS[options.name], Shard.parsed(options.shard), options, screen)
     wanted = EXPERIMENTS if options.name is None else {options.name: EXPERIMENTS[options.name]}

@@ -15,7 +15,7 @@ from ..comparing.records import Record
 from ..comparing.sentences import in_words, p_value
 from ..comparing.statistics import Difference
 from ..comparing.tuning_rule import RULE
-from ..files import marked, write_bytes, write_text
+from ..files import expect_ours, marked, write_bytes, write_text
 from ..report.figures import rendered
 from ..schema import score
 from ..wording import counted, listed, signed
@@ -51,12 +51,19 @@ def build(results: Path, document: Path) -> list[Path]:
     pictures = results / "figures"
     linked = Path(os.path.relpath(str(pictures), str(document.parent))).as_posix()
     text, drawn = written(states, linked)
-    write_text(document, text, replace=document.is_file() and marked(document, ".md"))  # whatever it is called
+    expect_own(document)
+    write_text(document, text, replace=True)
     for name, draw in drawn.items():
         write_bytes(pictures / f"{name}.svg", rendered(draw(), "svg"))
     beside = document.parent / "README.md"
     told = readme.update(beside, readme.passage(states, document.name, linked))
     return [document, *([beside] if told else []), *(pictures / f"{name}.svg" for name in drawn)]
+
+
+def expect_own(document: Path) -> None:
+    """`RunError` if the document could not be written, as somebody else wrote it; its mark tells, whatever its name."""
+    if not (document.is_file() and marked(document, ".md")):
+        expect_ours(document)
 
 
 def written(states: Mapping[str, State], pictures: str) -> tuple[str, dict[str, Draw]]:
