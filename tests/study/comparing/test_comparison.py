@@ -406,3 +406,17 @@ def test_what_was_chosen_is_said_by_fold_where_it_differs():
     assert told(compare(replace(question, tuning_runs={"maxgain": 9}), found)).choices == (
         "maxgain, chosen: maxgain=2",
     )
+
+
+def test_an_interval_that_reaches_over_zero_beside_an_established_difference_is_explained():
+    spread = np.array([-0.012, -0.004, 0.0, 0.004, 0.012])
+    baseline = 0.9 + np.zeros(5)
+    clear = {f"maxgain={gamma}": (0.95 + spread).tolist() for gamma in (2, 3, 4)}
+    comparison = answer({"none": baseline.tolist(), **clear, "dropout": (0.912 + spread).tolist()}, over="seed")
+    last = comparison.contrasts[-1]
+    low, high = last.decided.simultaneous_interval
+    assert last.verdict == "established"
+    assert low < 0 < high
+    sentences_by_row = dict(zip((c.first for c in comparison.contrasts), told(comparison).contrasts, strict=True))
+    assert "is wider than this test, as it holds together with all others" in sentences_by_row["dropout"]
+    assert "is wider" not in sentences_by_row["maxgain=2"]

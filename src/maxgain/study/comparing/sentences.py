@@ -98,7 +98,8 @@ def _finding(comparison: Comparison, contrast: Contrast) -> str:
     size = points(abs(decided.mean)).removeprefix("+")
     if contrast.among_survivors in RULES:
         negligible = f", which is within ±{_rope(comparison)} points" if contrast.equivalent else ""
-        return f"{first} is {RULES[contrast.among_survivors]} than {second} by {size} points{negligible} ({evidence})"
+        how = RULES[contrast.among_survivors]
+        return f"{first} is {how} than {second} by {size} points{negligible} ({evidence}){_wide(decided)}"
     if contrast.among_survivors == "equivalent":
         low, high = decided.interval_90 or (0.0, 0.0)
         return (
@@ -113,6 +114,16 @@ def _finding(comparison: Comparison, contrast: Contrast) -> str:
         else f"is on average like {second}"
     )
     return f"{first} {seen} ({evidence}); anything from {points(low)} to {points(high)} points is possible"
+
+
+def _wide(decided: Difference) -> str:
+    """Why an interval may reach over zero though Holm's p-value is below the threshold."""
+    low, high = decided.simultaneous_interval or (1.0, 1.0)
+    return (
+        f"; the interval from {points(low)} to {points(high)} is wider than this test, as it holds together with all others"
+        if low <= 0 <= high
+        else ""
+    )
 
 
 def _undefined(decided: Difference, over: str) -> str:
