@@ -1,8 +1,11 @@
 """What else is on the page: runs, failures, searches, curves, and what is left out."""
 
 import json
+import math
 import re
 from dataclasses import replace
+
+import pytest
 
 from maxgain.study.comparing.records import Records
 from maxgain.study.report import page
@@ -120,3 +123,18 @@ def test_a_comparison_and_a_run_by_itself_of_one_recipe_are_both_on_the_page():
 def test_the_numbers_of_a_logarithmic_axis_are_short_enough_to_be_seen():
     axis = Axis.over([3e-6, 0.2], 226, 26, logarithmic=True)
     assert axis.texts(axis.ticks()) == ["1e-5", "0.0001", "0.001", "0.01", "0.1"]
+
+
+EXTREMES = (0.0, 5e-324, 1e-150, 1.0, math.nextafter(1, 2), 2.0**63, 1e308, math.inf, -1e308, -1.0)
+
+
+@pytest.mark.parametrize("one", EXTREMES)
+@pytest.mark.parametrize("other", EXTREMES)
+def test_axes_hold_whatever_a_record_may_say(one, other):
+    ways = [False, True] if min(one, other) > 0 else [False]
+    for logarithmic in ways:
+        axis = Axis.over([one, other], 0, 100, logarithmic=logarithmic)
+        ticks = axis.ticks()
+        assert 1 < len(ticks) < 12
+        assert len(axis.texts(ticks)) == len(ticks)
+        assert all(0 <= axis(value) <= 100 for value in (one, other, *ticks))

@@ -120,7 +120,7 @@ def _wide(decided: Difference) -> str:
     """Why an interval may reach over zero though Holm's p-value is below the threshold."""
     low, high = decided.simultaneous_interval or (1.0, 1.0)
     return (
-        f"; the interval from {points(low)} to {points(high)} is wider than this test, as it holds together with all others"
+        f"; the interval from {points(low)} to {points(high)} is wider, as it holds together with the others"
         if low <= 0 <= high
         else ""
     )

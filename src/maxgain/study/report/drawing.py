@@ -21,6 +21,8 @@ WIDTH = 420
 """Of a chart, in pixels on a wide window; two fit beside each other, and one on a telephone."""
 FOREST = 200
 """How wide the intervals of a comparison are drawn."""
+LARGEST = 1e100
+"""Of the numbers on an axis: a loss may be anything that a computer can write."""
 MOST_POINTS = 60
 """Of a line: more could not be told apart."""
 
@@ -39,18 +41,20 @@ class Axis:
 
     @classmethod
     def over(cls, values: Iterable[float], start: float, end: float, *, logarithmic: bool = False) -> Axis:
-        """An axis that holds all the values, with a little room at both ends."""
-        values = list(values) or [1.0]
+        """An axis that holds all the values, with a little room at both ends; what no axis could hold is at its end."""
+        values = [max(-LARGEST, min(value, LARGEST)) for value in values] or [1.0]
         low, high = min(values), max(values)
         if logarithmic:
+            low, high = max(low, 1 / LARGEST), max(high, 1 / LARGEST)
             room = max((high / low) ** 0.05, 1.02)
             return cls(low / room, high * room, start, end, logarithmic=True)
-        room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+        room = next((room for room in (0.05 * (high - low), 0.05 * abs(high)) if room > 1 / LARGEST), 1.0)
         return cls(low - room, high + room, start, end)
 
     def __call__(self, value: float) -> float:
-        """The place of a number."""
+        """The place of a number; of one that is not on the axis, its nearest end."""
         low, high = self.low, self.high
+        value = max(low, min(value, high))
         if self.logarithmic:
             low, high, value = math.log(low), math.log(high), math.log(value)
         return round(self.start + (self.end - self.start) * (value - low) / (high - low), 1)
@@ -64,6 +68,7 @@ class Axis:
             ticks = [f * 10.0**p for p in powers for f in factors if self.low <= f * 10.0**p <= self.high]
             if len(ticks) <= most + 1:
                 break
+        ticks = ticks[:: 1 + len(ticks) // (most + 2)]  # powers of ten may be too many too
         return ticks if len(ticks) > 1 else _multiples(self.low, self.high, most)
 
     def texts(self, ticks: Numbers) -> list[str]:
