@@ -278,3 +278,14 @@ def test_a_disk_that_cannot_be_written_is_told_in_a_sentence(tmp_path: Path, mon
     monkeypatch.setattr(shutil, "copy2", full)
     assert main(["merge", str(tmp_path / "out"), str(tmp_path / "part")]) == 2
     assert capsys.readouterr().err.endswith("/out/runs/a: No space left on device.\n")
+
+
+def test_a_run_that_came_out_differently_on_two_machines_is_named(tmp_path: Path) -> None:
+    job = EXPERIMENTS["gains"].final()[0]
+    for folder, accuracy in (("out", 0.91), ("same", 0.91), ("other", 0.92)):
+        records.append(tmp_path / folder, record_of(job, accuracy))
+    assert merge(tmp_path / "out", [tmp_path / "same"]).warnings == ()
+    (warning,) = merge(tmp_path / "out", [tmp_path / "other"]).warnings
+    assert "has other scores in" in warning
+    (run,) = records.read(tmp_path / "out").runs
+    assert run["test_accuracy"] == 0.91

@@ -153,14 +153,18 @@ def _finished(record: Record) -> datetime:
     return finished if finished.tzinfo else finished.replace(tzinfo=UTC)
 
 
+def scores(record: Record) -> tuple[float | None, ...]:
+    """What two records of one run should agree on."""
+    return tuple(score(record, name) for name in ("validation_accuracy", "test_accuracy"))
+
+
 def _contradictions(path: Path, found: Sequence[Record]) -> list[str]:
     """How many runs are recorded twice with scores that differ, as on two machines, in words."""
-    scores: dict[str, set[tuple[float | None, ...]]] = {}
+    known: dict[str, set[tuple[float | None, ...]]] = {}
     for record in found:
         if record["status"] == "ok":
-            known = tuple(score(record, name) for name in ("validation_accuracy", "test_accuracy"))
-            scores.setdefault(record["key"], set()).add(known)
-    count = sum(len(known) > 1 for known in scores.values())
+            known.setdefault(record["key"], set()).add(scores(record))
+    count = sum(len(different) > 1 for different in known.values())
     if not count:
         return []
     run = "1 run is" if count == 1 else f"{count} runs are"
@@ -211,13 +215,13 @@ def checked(content: Any) -> Record:
     made = run_key(from_json(record["config"]), record["fingerprint"])
     if record["key"] != made:
         raise ValueError(f"it has the key {record['key']}, but its config and data make it {made}")
-    scores = _expect_scores(record)
+    named = _expect_scores(record)
     if record["status"] == "failed":
-        if scores:
-            raise ValueError(f"a run that failed has no results, but this one has a {min(scores)}")
+        if named:
+            raise ValueError(f"a run that failed has no results, but this one has a {min(named)}")
         if not record.get("error"):
             raise ValueError("a run that failed must say why, in 'error'")
-    elif not scores & {"test_accuracy", "validation_accuracy"}:
+    elif not named & {"test_accuracy", "validation_accuracy"}:
         raise ValueError("a run that succeeded must have a test_accuracy or a validation_accuracy")
     return record
 

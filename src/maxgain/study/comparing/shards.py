@@ -129,7 +129,9 @@ def _merge_records(found: Records, out: Path, warn: Warn) -> Iterator[str]:
     """Adds what is not there: runs that succeeded, and the failures of others, which count as attempts there too."""
     there = records.read(out)
     for run in found.runs:
-        if there.find(run["key"]) is not None:
+        if (other := there.find(run["key"])) is not None:
+            if records.scores(other) != records.scores(run):
+                warn(f"the run {run['key']} has other scores in {out} already, which are kept")
             yield "known"
             continue
         records.append(out, run, _predictions(found, run, warn))
