@@ -37,7 +37,7 @@ def check_group(group: Any) -> Group:
     """Return the process group if it is one, None or False, or what torch gives to ranks outside of a group."""
     if isinstance(group, InThisProcess):
         return group.group
-    outside = dist.is_available() and group == dist.GroupMember.NON_GROUP_MEMBER
+    outside = dist.is_available() and isinstance(group, int) and group == dist.GroupMember.NON_GROUP_MEMBER
     if not (group is False or outside or isinstance(group, dist.ProcessGroup)):
         raise MaxGainError(
             f"process_group must be a torch.distributed.ProcessGroup, None or False, not {group!r:.60}; "

@@ -50,7 +50,7 @@ class FreshMaximum(RunningMaximum):
         if compiling and not torch.is_grad_enabled():
             return  # no step may come that would let go of it
         # A copy, because whoever owns the input may overwrite it before the step.
-        self.kept = Kept(x.detach().clone(), getattr(output, "shape", x.shape), before=self.kept)
+        self.kept = Kept(x.detach().clone(), (output if self.layer.kind.output_is_part else x).shape, before=self.kept)
         if not compiling:
             self.kept_count += 1
             if self.kept_count > MOST_KEPT:

@@ -238,8 +238,9 @@ def linear_map(layer: FoundLayer, sizes: Sizes | None, dtype: torch.dtype) -> Li
 def instance_sizes(layer: FoundLayer, x: Tensor, output: Tensor) -> Sizes:
     """The shapes of one instance, from what goes into and comes out of the layer."""
     dims = layer.instance_dims(x)
-    out = getattr(output, "shape", x.shape)  # of a registered layer that returns several, nobody asks
-    return tuple(x.shape[-dims:]), tuple(out[-dims:])
+    # What a registered layer returns may be anything, and nobody asks for its size.
+    shaped = output if layer.kind.output_is_part else x
+    return tuple(x.shape[-dims:]), tuple(shaped.shape[-dims:])
 
 
 def random_vector(shape: Shape, seed: int = 0) -> Tensor:
