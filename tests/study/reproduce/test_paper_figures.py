@@ -1,5 +1,7 @@
 """The reproduction's figures show what their comparison has, and nothing is cut off."""
 
+import math
+
 from maxgain.study.comparing import records
 from maxgain.study.reproduce import figures, paper
 from maxgain.study.reproduce.experiments import EXPERIMENTS
@@ -39,8 +41,19 @@ def test_a_forest_plot_has_both_intervals_and_the_papers_value_even_where_ours_i
 
 def test_rows_are_in_the_papers_order_and_the_outer_ones_are_not_cut_off(tmp_path):
     panel = figures.rows(without_maxgain(tmp_path), paper.CIFAR10).axes[0]
-    assert [label.get_text() for label in panel.get_yticklabels()] == list(paper.CIFAR10)
+    assert [label.get_text().partition("\n")[0] for label in panel.get_yticklabels()] == list(paper.CIFAR10)
     assert panel.get_ylim() == (7.5, -0.5), "the first row at the top, and room for its marks"
+
+
+def test_promise_20_figures_say_k_of_n_and_no_line_runs_through_a_run_that_failed(tmp_path):
+    comparison = without_maxgain(tmp_path)
+    panels = [figures.rows(comparison, {}).axes[0], figures.contrasts(comparison, {}).axes[0]]
+    labels = [[label.get_text() for label in panel.get_yticklabels()] for panel in panels]
+    assert [text for text in labels[0] + labels[1] if "of" in text] == ["maxgain\n0 of 5", "maxgain : none\n0 of 5"]
+    lost = list(paper.CIFAR10).index("maxgain")
+    joined = [line for line in panels[0].lines if line.get_marker() == "None"]
+    assert len(joined) == 5
+    assert all(math.isnan(line.get_xdata()[lost]) for line in joined)
 
 
 def test_numbers_that_were_tried_close_together_do_not_run_into_each_other(tmp_path):

@@ -21,12 +21,15 @@ OURS, THEIRS, GREY = COLOURS[0], COLOURS[1], "#6a6a6a"
 
 
 def rows(comparison: Comparison, published: paper.Table) -> Figure:
-    """A dot for every run, the runs of a seed or fold joined, each row's mean, and the paper's value."""
+    """A dot for every run, the runs of a seed or fold joined, each row's mean, and the paper's value.
+
+    A line is broken where a run failed, and its row says how many there are.
+    """
     names = [row.name for row in comparison.rows]
     figure, panel = _panel(7.6, 1.3 + 0.34 * len(names))
     for unit in comparison.question.units:
-        points = [(100 * row.scores[unit], at) for at, row in enumerate(comparison.rows) if unit in row.scores]
-        if points:
+        points = [(100 * row.scores.get(unit, math.nan), at) for at, row in enumerate(comparison.rows)]
+        if any(unit in row.scores for row in comparison.rows):
             panel.plot(*zip(*points, strict=True), color=OURS, linewidth=0.5, alpha=0.35, zorder=1)
             panel.plot(*zip(*points, strict=True), "o", color=OURS, markersize=3.5, alpha=0.6, zorder=2)
     means = [(100 * row.summary.mean, at) for at, row in enumerate(comparison.rows) if row.summary]
@@ -37,7 +40,7 @@ def rows(comparison: Comparison, published: paper.Table) -> Figure:
     theirs = [(published[name].accuracy, at) for at, name in enumerate(names) if name in published]
     if theirs:
         panel.plot(*zip(*theirs, strict=True), "D", color=THEIRS, markersize=5, zorder=4, label="the paper")
-    panel.set_yticks(range(len(names)), names)
+    panel.set_yticks(range(len(names)), [_counted(row.name, row.done, row.planned) for row in comparison.rows])
     panel.set_ylim(len(names) - 0.5, -0.5)
     panel.set_xlabel(f"test accuracy, %; a dot per {comparison.question.over}")
     _legend(figure, panel)
@@ -46,7 +49,10 @@ def rows(comparison: Comparison, published: paper.Table) -> Figure:
 
 def contrasts(comparison: Comparison, published: paper.Table) -> Figure:
     """Every contrast with its intervals, the region of equivalence that the narrow one is for, and the paper's."""
-    names = [f"{contrast.first} : {contrast.second}" for contrast in comparison.contrasts]
+    names = [
+        _counted(f"{contrast.first} : {contrast.second}", len(contrast.pairs), contrast.planned)
+        for contrast in comparison.contrasts
+    ]
     figure, panel = _panel(7.6, 1.3 + 0.36 * len(names))
     rope = 100 * (comparison.question.rope or 0)
     panel.axvspan(-rope, rope, color=GREY, alpha=0.15, linewidth=0, label=f"too small to matter, ±{rope:g}")
@@ -67,6 +73,11 @@ def contrasts(comparison: Comparison, published: paper.Table) -> Figure:
     panel.set_xlabel("difference of test accuracies, points")
     _legend(figure, panel, columns=5)
     return figure
+
+
+def _counted(name: str, done: int, planned: int) -> str:
+    """The name, with how many there are below it where some are missing."""
+    return name if done == planned else f"{name}\n{done} of {planned}"
 
 
 def boxes(
