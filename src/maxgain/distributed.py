@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
@@ -50,15 +51,16 @@ def expect_same_layers(names: Sequence[str], group: Group, device: torch.device)
     """Refuse ranks that constrain other layers: each would take the other's maxima for those of its own layers."""
     if group is False or dist.get_world_size(group) < 2 or torch_quirks.is_capturing(device):
         return
-    of_ranks: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(of_ranks, list(names), group)
-    for rank, theirs in enumerate(of_ranks):
-        if theirs != list(names):
-            only = sorted({*theirs} ^ {*names}) or [theirs[0]]
+    # On the device of the maxima: all_gather_object would take the current one, which need not be this rank's own.
+    own = torch.tensor([len(names), zlib.crc32("\n".join(names).encode())], device=device)
+    of_ranks = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(of_ranks, own, group)
+    for rank, (count, checksum) in enumerate(torch.stack(of_ranks).tolist()):
+        if [count, checksum] != own.tolist():
             raise MaxGainError(
-                f"rank {rank} of the process group constrains other layers than rank {dist.get_rank(group)} "
-                f"({only[0]!r} is not on both), so their gains cannot be shared: name the ranks that train the same "
-                "model with process_group, or do not share with process_group=False."
+                f"rank {rank} of the process group constrains other layers ({count} of them) than rank "
+                f"{dist.get_rank(group)} ({len(names)}, from {names[0]!r} on), so their gains cannot be shared: name "
+                "the ranks that train the same model with process_group, or do not share with process_group=False."
             )
 
 

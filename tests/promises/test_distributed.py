@@ -298,8 +298,9 @@ def test_promise_13_ranks_with_other_layers_are_refused_before_their_maxima_are_
     for rank, other in ((0, 1), (1, 0)):
         for said in ranks[rank]["other layers"]:
             assert said.startswith(
-                f"rank {other} of the process group constrains other layers than rank {rank} ('stage_"
+                f"rank {other} of the process group constrains other layers (1 of them) than rank {rank}"
             )
+            assert f"'stage_{rank}'" in said
             assert "process_group=False" in said
 
 
