@@ -420,3 +420,16 @@ def test_an_interval_that_reaches_over_zero_beside_an_established_difference_is_
     sentences_by_row = dict(zip((c.first for c in comparison.contrasts), told(comparison).contrasts, strict=True))
     assert "is wider, as it holds together with the others" in sentences_by_row["dropout"]
     assert "is wider" not in sentences_by_row["maxgain=2"]
+
+
+def test_the_pooled_analysis_does_not_claim_to_rest_on_the_pairs_alone():
+    scores = {
+        "none": [0.90, 0.905, None, 0.91, 0.902],
+        "maxgain": [0.95, None, 0.953, 0.949, 0.951],
+        "dropout": [0.91, 0.913, 0.909, 0.92, 0.912],
+    }
+    comparison = answer(scores, over="seed", decide_by="pooled", contrasts=(("maxgain", "none"),))
+    pairs = [scores["maxgain"][seed] - scores["none"][seed] for seed in (0, 3, 4)]
+    assert comparison.contrasts[0].decided.mean != pytest.approx(np.mean(pairs), abs=1e-6)
+    (sentence,) = told(comparison).contrasts
+    assert "with a score of both on 3 of 5 seeds, maxgain is better than none" in sentence

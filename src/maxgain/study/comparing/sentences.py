@@ -80,9 +80,13 @@ def points(difference: float) -> str:
 def contrast_sentence(comparison: Comparison, contrast: Contrast) -> str:
     """What a contrast shows: the verdict first, then what it rests on."""
     count, planned = len(contrast.pairs), contrast.planned
-    partly = f"on the {count} of {planned} {comparison.question.over}s where both have a score, "
+    over = comparison.question.over
+    partly = f"on the {count} of {planned} {over}s where both have a score, "
+    if comparison.question.decide_by == "pooled":  # which also uses runs whose pair is missing
+        partly = f"with a score of both on {count} of {planned} {over}s, "
+    is_partial = count < planned and contrast.decided is not None
     return (
-        f"{contrast.verdict}: {partly if 0 < count < planned else ''}{_finding(comparison, contrast)}"
+        f"{contrast.verdict}: {partly if is_partial else ''}{_finding(comparison, contrast)}"
         f"{_failures(comparison, contrast)}{_caveat(comparison, contrast)}"
     )
 
