@@ -33,7 +33,7 @@ from .coverage import (
 from .distributed import carried, local, own_part
 from .errors import AttachError, MeasurementWarning, NotMeasuredError, StateError
 from .functional import shrink_all_
-from .layers import ITSELF, Instance, find_layers
+from .layers import ITSELF, find_layers
 from .observe import UNMEASURED, Hook, Missed, Observer
 from .proof import Proofs, Slipping, expect_whole_weights
 
@@ -249,8 +249,7 @@ class Constraint(ABC):
         notes = {} if self._proofs is None else {name: proof.note for name, proof in self._proofs.open.items()}
         for layer, observer in zip(self._layers, self._observers, strict=False):  # without observers no layer is hooked
             if observer.needs_forwards:
-                instance: Instance = getattr(observer, "instance", "auto")
-                self._hooks.append(Hook(layer, observer, notes.get(layer.name), instance))
+                self._hooks.append(Hook(layer, observer, notes.get(layer.name), observer.instance))
         self._never_sized = set(self._names) if self.why_unknown else set()
 
     def _pause(self, paused: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -35,7 +36,7 @@ class InThisProcess:
 
 
 def check_group(group: Any) -> Group:
-    """Return the process group if it is one, None or False, or what torch gives to ranks outside of a group."""
+    """Return the process group if it is one, or False, or what torch gives to ranks outside of a group."""
     if isinstance(group, InThisProcess):
         return group.group
     outside = dist.is_available() and isinstance(group, int) and group == dist.GroupMember.NON_GROUP_MEMBER
@@ -47,10 +48,27 @@ def check_group(group: Any) -> Group:
     return group  # type: ignore[no-any-return]
 
 
-def expect_same_layers(names: Sequence[str], group: Group, device: torch.device) -> None:
+@dataclass(eq=False)
+class Sharing:
+    """How the ranks of a group come to the same sizes: each has the largest that any of them has seen."""
+
+    is_compared: bool = False
+    """Whether the ranks are known to constrain the same layers."""
+
+    def largest(self, packed: Tensor, group: Group, names: Sequence[str]) -> Tensor:
+        """The largest of all ranks' values for these layers; the tensor itself where nobody is there to share with."""
+        if group is False or not (dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1):
+            return packed
+        if not (self.is_compared or torch_quirks.is_capturing(packed.device)):
+            _expect_same_layers(names, group, packed.device)
+            self.is_compared = True
+        packed = packed.clone()
+        dist.all_reduce(packed, op=dist.ReduceOp.MAX, group=group)
+        return packed
+
+
+def _expect_same_layers(names: Sequence[str], group: dist.ProcessGroup | None, device: torch.device) -> None:
     """Refuse ranks that constrain other layers: each would take the other's maxima for those of its own layers."""
-    if group is False or dist.get_world_size(group) < 2 or torch_quirks.is_capturing(device):
-        return
     # On the device of the maxima: all_gather_object would take the current one, which need not be this rank's own.
     own = torch.tensor([len(names), zlib.crc32("\n".join(names).encode())], device=device)
     of_ranks = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
@@ -62,15 +80,6 @@ def expect_same_layers(names: Sequence[str], group: Group, device: torch.device)
                 f"{dist.get_rank(group)} ({len(names)}, from {names[0]!r} on), so their gains cannot be shared: name "
                 "the ranks that train the same model with process_group, or do not share with process_group=False."
             )
-
-
-def largest_of_ranks(packed: Tensor, group: Group) -> Tensor:
-    """The largest of all ranks' values, on every rank; the tensor itself where nobody is there to share with."""
-    if group is False or not (dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1):
-        return packed
-    packed = packed.clone()
-    dist.all_reduce(packed, op=dist.ReduceOp.MAX, group=group)
-    return packed
 
 
 def carried(option: Any) -> Any:

@@ -8,13 +8,12 @@ from numbers import Real
 from typing import Literal, get_args
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from . import torch_quirks
 from .constraint import FIRST_LOOK, Constraint
 from .coverage import Bound, Share, parameters_of
-from .distributed import Group, check_group, expect_same_layers, largest_of_ranks
+from .distributed import Group, Sharing, check_group
 from .errors import MaxGainError, MeasurementWarning
 from .fresh import FreshMaximum
 from .functional import check_choice, check_count, check_p
@@ -95,7 +94,7 @@ class MaxGain(Constraint):
         self.strength: Strength = check_choice("strength", strength, get_args(Strength))
         self.every = check_count("every", every)
         self.process_group = None if process_group is None else check_group(process_group)
-        self._ranks_agree = False
+        self._sharing = Sharing()
         self._reads_weights = measure == "fresh"
         self._releases = strength == "rate"
         self._steps = 0
@@ -148,10 +147,7 @@ class MaxGain(Constraint):
         maxima, dropped = self._tally.over_devices(share.bounds.device)
         if dropped.device.type != "cpu" or int(dropped.sum()) > self._dropped_seen:
             self._look_at(dropped)
-        if not self._ranks_agree and dist.is_available() and dist.is_initialized():
-            expect_same_layers(self._names, self.process_group, self._device)
-            self._ranks_agree = True
-        maxima = largest_of_ranks(maxima, self.process_group)
+        maxima = self._sharing.largest(maxima, self.process_group, self._names)
         return maxima if share.index is None else maxima[share.index]
 
     def _forget(self, share: Share | None) -> None:

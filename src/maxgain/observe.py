@@ -67,6 +67,8 @@ class Observer(Protocol):
     paused: bool
     needs_forwards: bool
     """Whether there is anything to look at; a dense layer's norm, say, needs its weight alone."""
+    instance: Instance
+    """What it takes for one x."""
 
     def __call__(self, x: Tensor, output: Tensor) -> None:
         """After each forward of the layer."""

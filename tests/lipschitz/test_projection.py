@@ -398,11 +398,11 @@ def test_all_ranks_divide_by_the_largest_norm_of_any(monkeypatch):
     before = model[1].weight.detach().clone()
     calls = []
 
-    def from_another_rank(packed: Tensor, group: object) -> Tensor:
+    def from_another_rank(sharing: object, packed: Tensor, group: object, names: list[str]) -> Tensor:
         calls.append(group)
         return torch.maximum(packed, torch.tensor([0.0, 5.0]))
 
-    monkeypatch.setattr("maxgain.lipschitz.projection.largest_of_ranks", from_another_rank)
+    monkeypatch.setattr("maxgain.distributed.Sharing.largest", from_another_rank)
     Lipschitz(model, 2.0).step()  # the convolution has not run here, but there
     assert calls == [None]
     torch.testing.assert_close(model[1].weight, before / 2.5)

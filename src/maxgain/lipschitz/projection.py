@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import torch_quirks
 from ..constraint import Constraint
 from ..coverage import Bound, Share
-from ..distributed import Group, check_group, expect_same_layers, largest_of_ranks
+from ..distributed import Group, Sharing, check_group
 from ..errors import StateError
 from ..functional import check_count, finite
 from ..kernels import Replayed
-from ..layers import FoundLayer
+from ..layers import FoundLayer, Instance
 from ..observe import UNMEASURED
 from .maps import LinearMap, OwnForward, Shape, Sizes, check_operator_p, instance_sizes, linear_map, random_vector
 
@@ -76,7 +75,7 @@ class Lipschitz(Constraint):
         self.p = check_operator_p(p)
         self.iterations = check_count("iterations", iterations)
         self.process_group = None if process_group is None else check_group(process_group)
-        self._ranks_agree = False
+        self._sharing = Sharing()
         self._replayed = Replayed[tuple[Tensor, list[Tensor | None]]]()
         super().__init__(model, bound, include=include, exclude=exclude)
 
@@ -98,10 +97,7 @@ class Lipschitz(Constraint):
             sizes, newest = self._replayed(tuple(known), estimates)
             for norm, vectors in zip(norms, newest, strict=True):
                 norm.newest = vectors
-        if not self._ranks_agree and dist.is_available() and dist.is_initialized():
-            expect_same_layers(self._names, self.process_group, device)
-            self._ranks_agree = True
-        return largest_of_ranks(sizes, self.process_group)
+        return self._sharing.largest(sizes, self.process_group, self._names)
 
     def _project(self, share: Share, found_inf: Tensor | None) -> None:
         super()._project(share, found_inf)
@@ -139,6 +135,8 @@ class Seen:
 
 class FollowedNorm:
     """The operator norm of one layer, followed from step to step; as a hook it remembers the largest input's size."""
+
+    instance: Instance = "auto"
 
     def __init__(self, layer: FoundLayer, p: float, iterations: int) -> None:
         self.layer = layer
