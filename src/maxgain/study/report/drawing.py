@@ -76,6 +76,11 @@ class Axis:
         return [f"{tick:g}".replace("e-0", "e-") for tick in ticks] if self.logarithmic else uniform(ticks)
 
 
+def is_wide(values: Numbers) -> bool:
+    """Whether numbers are so far apart that a logarithmic axis shows them better."""
+    return bool(values) and 0 < 20 * min(values) < max(values)
+
+
 def _multiples(low: float, high: float, most: int) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10((high - low) / most))
@@ -256,8 +261,8 @@ def trials(
     at = [x for points in curve.values() for x, _ in points]
     scores = [y for points in curve.values() for _, y in points]
     frame = Frame(
-        Axis.over(at, 52, WIDTH - 12, logarithmic=0 < 20 * min(at) < max(at)),
-        Axis.over(scores, 226, 26, logarithmic=not share and 0 < 20 * min(scores) < max(scores)),
+        Axis.over(at, 52, WIDTH - 12, logarithmic=is_wide(at)),
+        Axis.over(scores, 226, 26, logarithmic=not share and is_wide(scores)),
         x_title,
         y_title,
         percent if share else None,

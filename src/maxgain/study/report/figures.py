@@ -17,6 +17,7 @@ from matplotlib.ticker import PercentFormatter
 from maxgain.measure import Quantiles, draw_boxes
 
 from ..files import is_text, write_bytes
+from .drawing import is_wide
 
 # Text stays text in SVG, so that a figure can be searched and read aloud, and the same numbers give the same bytes.
 SVG = {"svg.fonttype": "none", "svg.hashsalt": "maxgain"}
@@ -117,13 +118,13 @@ def tuning_curve(
             panel.grid(alpha=0.25)
             panel.spines[["top", "right"]].set_visible(False)
         panels[1, column].set_xlabel(shown(label))
-        if at and 0 < 20 * min(at) < max(at):
+        if is_wide(at):
             panels[1, column].set_xscale("log")
     panels[0, 0].set_ylabel("accuracy")
     panels[0, 0].yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
     panels[1, 0].set_ylabel("log loss (nats)")
     losses = [row[f"{part}_loss"] for row in rows for part in ("train", "validation")]
-    if losses and 0 < 20 * min(losses) < max(losses):
+    if is_wide(losses):
         panels[1, 0].set_yscale("log")
     figure.suptitle(shown(title))
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
