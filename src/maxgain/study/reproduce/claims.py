@@ -16,7 +16,7 @@ from .state import Curve, State, deviation
 NEAR = 0.4
 """How far a row's mean may be below the paper's number, in points: expected beforehand."""
 BEST_ROW, BEST_ACCURACY = "maxgain+batchnorm+dropout", 92.5
-"""The row of which the plan expects at least so many per cent on CIFAR-10."""
+"""A row, and how many per cent the plan expects of it on CIFAR-10 at least."""
 DECIMALS = 9
 """To which points of accuracy are compared, as binary numbers lose what is below: a mean of 92.5 % reaches 92.5."""
 SURE = 0.001
@@ -73,7 +73,7 @@ def mean(row: Row, limit: float | None = None) -> str:
 
 
 def _ever_more_exact(value: float, decimals: int) -> list[str]:
-    """A number as text, with so many decimals and then with more and more."""
+    """A number as text, with these decimals and then with more and more."""
     return [f"{value:.{count}f}" for count in range(decimals, DECIMALS + 1)]
 
 
