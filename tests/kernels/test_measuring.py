@@ -33,7 +33,7 @@ FORMATS = [torch.contiguous_format, torch.channels_last]
 
 def interpret(maxima: Tensor, dropped: Tensor, index: int, part: Part, dims: int, p: float) -> None:
     """As ``measure`` would launch the kernel for tensors like these on a GPU, without one."""
-    from maxgain.kernels.triton_gains import gains_kernel
+    from maxgain.kernels.triton_gains import gains_kernel, sums_kernel
 
     form, x, z, vector, variance, eps, channel_dims = part
     z = x if z is None else z
@@ -42,7 +42,10 @@ def interpret(maxima: Tensor, dropped: Tensor, index: int, part: Part, dims: int
     assert plan is not None
     vector = maxima if vector is None else vector
     variance = vector if variance is None else variance
-    gains_kernel[plan.grid](x, z, vector, variance, eps, maxima, dropped, index, *plan.constants)
+    sums = torch.full((plan.rows, max(1, plan.parts), 2), math.nan)
+    if plan.parts:
+        sums_kernel[plan.rows, plan.parts, 1](x, z, vector, variance, sums, eps, *plan.for_sums)
+    gains_kernel[plan.grid](x, z, vector, variance, sums, maxima, dropped, eps, index, *plan.for_gains)
 
 
 def measured(part: Part, dims: int, p: float, how: Callable[..., None] = measure) -> tuple[float, int]:
@@ -119,6 +122,32 @@ def test_rows_may_have_any_length(p, device, width):
     for one, other, vector in ((x, z, bias), (z, x, x[0].clone()), (x, 3 * x, None)):
         part = Part("affine", one, other, vector, None, 0.0, 1)
         assert measured(part, 1, p, how)[0] == pytest.approx(max(in_double(part, 1, p)), rel=1e-5)
+
+
+@each_p
+@pytest.mark.parametrize("device", KERNELS)
+@pytest.mark.parametrize("memory_format", FORMATS)
+@pytest.mark.parametrize("scale", [1.0, 1e-25])
+def test_large_images_are_summed_in_parts(p, device, memory_format, scale):
+    on, how, side = *(("cpu", interpret) if device == "interpreted" else (device, measure)), 150
+    torch.manual_seed(0)
+    x = scale * torch.randn(4, 5, side, side, device=on)
+    x[1, 2, 3, 4], x[2] = math.nan, 0.0
+    x[3, 4, -1, -1] *= 1000  # the last entry counts too
+    z, bias = torch.randn(4, 3, side // 2, side // 2, device=on) * scale, torch.randn(3, device=on)
+    alpha, variance = torch.randn(5, device=on), torch.rand(5, device=on) + 0.1
+    x, z = x.contiguous(memory_format=memory_format), z.contiguous(memory_format=memory_format)
+    assert x[0].numel() > measuring.LONGEST_WHOLE
+    for part in (
+        Part("affine", x, z, bias, None, 0.0, 3),
+        Part("affine", z, x, None, None, 0.0, 3),
+        Part("batch_norm", x, None, alpha, variance, 1e-5, 3),
+    ):
+        gains = in_double(part, 3, p)
+        finite = [gain for gain in gains if math.isfinite(gain)]
+        largest, dropped = measured(part, 3, p, how)
+        assert largest == pytest.approx(max(finite), rel=1e-5)
+        assert dropped == len(gains) - len(finite) > 0
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -206,7 +235,7 @@ def test_a_plan_does_not_make_torch_compile_anew_for_each_batch_size(monkeypatch
         *tensors, _ = measuring._key(x, x, None, "affine", 3, 3, 2.0, x)
         plan = measuring._plan((*tensors, gpu))
         assert plan is not None
-        return x + plan.constants[-1]
+        return x + plan.parts + plan.for_gains[-1] + plan.for_sums[-1]
 
     def backend(graph: Any, inputs: Any) -> Any:
         compiled.append(graph)

@@ -28,8 +28,10 @@ before it keeps anything. A dense layer has many more instances than a convoluti
 LONGEST_ROW = 4096
 """Beyond it a row is a long one."""
 ENTRIES_PER_WARP = 512
-LARGEST_INSTANCE = 1 << 20
-"""A longer instance keeps a single program busy for too long; torch's own reductions spread it over the GPU."""
+LONGEST_WHOLE, PART = 1 << 16, 1 << 15
+"""A longer instance is summed in parts of this size: a few large images are too few programs for a GPU."""
+LARGEST_INSTANCE = 1 << 24
+"""Where sums of a longer one overflow, a single program would read it again for too long."""
 MOST_PLANS = 512
 """A model whose shapes never repeat takes the plain path instead of filling the memory with plans."""
 
@@ -70,13 +72,15 @@ def measure_compiled(maxima: Tensor, dropped: Tensor, index: int, part: Part, in
     if plan is None:
         torch.ops.maxgain.measure(maxima, dropped, index, form, x, z, *part[3:], instance_dims, p)
         return
-    from .triton_gains import gains_kernel
+    from .triton_gains import gains_kernel, sums_kernel
 
     vector = maxima if vector is None else vector.detach()
-    gains_kernel[plan.grid](
-        x, x if z is None else z, vector, vector if variance is None else variance, eps, maxima, dropped, index,
-        *plan.constants, num_warps=plan.warps,
-    )  # fmt: skip
+    tensors = x, x if z is None else z, vector, vector if variance is None else variance
+    sums = maxima  # not read, but there must be a pointer
+    if plan.parts > 0:
+        sums = maxima.new_empty(plan.rows, plan.parts, 2)
+        sums_kernel[plan.rows, plan.parts, 1](*tensors, sums, eps, *plan.for_sums, num_warps=plan.warps)
+    gains_kernel[plan.grid](*tensors, sums, maxima, dropped, eps, index, *plan.for_gains, num_warps=plan.warps)
 
 
 @torch.no_grad()
@@ -136,15 +140,19 @@ def _key(
 
 
 class _Plan(NamedTuple):
-    """How the kernel is launched."""
+    """How the kernels are launched."""
 
+    rows: int
+    parts: int
+    """Of each instance, that are summed first; 0 if there is no need."""
     grid: tuple[int, int, int]
-    constants: tuple[int, ...]
+    for_sums: tuple[int, ...]
+    for_gains: tuple[int, ...]
     warps: int
 
 
 def _plan(key: tuple[Any, ...]) -> _Plan | None:
-    """How to launch the kernel for tensors like these; None if it does not know them or their layout."""
+    """How to launch the kernels for tensors like these; None if they do not know them or their layout."""
     (
         x_shape, x_stride, x_dtype, z_shape, z_stride, z_dtype, vector_dtype, form, channel_dims, instance_dims, p,
         maxima_dtype, device,
@@ -174,39 +182,54 @@ def _plan(key: tuple[Any, ...]) -> _Plan | None:
     block = min(power_of_two(longest), entries)
     if instances > 1:
         instances *= entries // block  # as many short rows as fill the tile
+    parts = -(-longest // PART) if longest > LONGEST_WHOLE else 0
+    form_of_z = (
+        POWERS[p],
+        FORMS[form] if vector_dtype else 0,
+        1 if z_layout == "channels_last" else math.prod(z_shape[axis + 1 :]),
+        0 if z_shape[axis] == z_size else z_shape[axis],
+    )
+    together = min(together, block)
     return _Plan(
+        x_rows,
+        parts,
         (-(-x_rows // instances), 1, 1),
-        (
-            x_rows,
-            x_size,
-            z_size,
-            POWERS[p],
-            FORMS[form] if vector_dtype else 0,
-            1 if z_layout == "channels_last" else math.prod(z_shape[axis + 1 :]),
-            0 if z_shape[axis] == z_size else z_shape[axis],
-            instances,
-            block,
-            min(together, block),
-        ),
+        (x_size, z_size, *form_of_z, block, together, parts, PART),
+        (x_rows, x_size, z_size, *form_of_z, instances, block, together, parts, power_of_two(parts)),
         max(1, block * instances // ENTRIES_PER_WARP),
     )
 
 
+class _Kernel:
+    """A kernel with its grid and constants: compiled by its first launch, and launched directly from then on."""
+
+    def __init__(self, kernel: Any, grid: tuple[int, int, int], constants: tuple[int, ...], warps: int) -> None:
+        self.kernel, self.grid, self.constants, self.warps = kernel, grid, constants, warps
+        self.direct: Callable[..., None] | None = None
+
+    def __call__(self, device: int, tensors: tuple[Tensor, ...], pointers: tuple[int, ...], *numbers: float) -> None:
+        """On the current stream of that device; the pointers are the tensors'."""
+        if self.direct is not None:
+            self.direct(device, *pointers, *numbers, *self.constants)
+        else:
+            compiled = self.kernel[self.grid](*tensors, *numbers, *self.constants, num_warps=self.warps)
+            self.direct = direct_launch(compiled, self.grid)
+
+
 def _launcher(key: tuple[Any, ...]) -> Launch | None:
-    """A function that launches the kernel, compiled by its first call; it says no to tensors that it does not fit."""
+    """A function that launches the kernels; it says no to tensors that they do not fit."""
     plan = _plan(key)
     if plan is None:
         return None
-    from .triton_gains import gains_kernel
+    from .triton_gains import gains_kernel, sums_kernel
 
-    grid, constants, warps = plan
-    direct: Callable[..., None] | None = None
+    measuring = _Kernel(gains_kernel, plan.grid, plan.for_gains, plan.warps)
+    summing = _Kernel(sums_kernel, (plan.rows, plan.parts, 1), plan.for_sums, plan.warps) if plan.parts else None
 
     def launch(
         x: Tensor, z: Tensor, vector: Tensor | None, variance: Tensor | None, eps: float,
         maxima: Tensor, dropped: Tensor, index: int,
     ) -> bool:  # fmt: skip
-        nonlocal direct
         if vector is None:
             vector = maxima  # not read, but there must be a pointer
         if variance is None:
@@ -218,11 +241,17 @@ def _launcher(key: tuple[Any, ...]) -> Launch | None:
         if device != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(x, z, vector, variance, eps, maxima, dropped, index)
-        if direct is not None:
-            direct(device, *pointers, eps, maxima.data_ptr(), dropped.data_ptr(), index, *constants)
-        else:
-            arguments = (x, z, vector, variance, eps, maxima, dropped, index, *constants)
-            direct = direct_launch(gains_kernel[grid](*arguments, num_warps=warps), grid)
+        tensors, sums = (x, z, vector, variance), maxima
+        if summing is not None:
+            sums = maxima.new_empty(plan.rows, plan.parts, 2)
+            summing(device, (*tensors, sums), (*pointers, sums.data_ptr()), eps)
+        measuring(
+            device,
+            (*tensors, sums, maxima, dropped),
+            (*pointers, sums.data_ptr(), maxima.data_ptr(), dropped.data_ptr()),
+            eps,
+            index,
+        )
         return True
 
     return launch

@@ -1,7 +1,8 @@
 """The Triton kernel that measures: each instance's input and output are read once, and one maximum comes out.
 
 A program takes ``ROWS`` instances. It sums the powers of their entries in float32. Where such a sum may have over- or
-underflowed, the program reads its instances again, scaled by their largest entries; nearly all programs never do.
+underflowed, the program reads its instances again, scaled by their largest entries; nearly all programs never do. A
+batch may have too few long instances to keep a GPU busy: other programs have then summed ``PARTS`` parts of each before.
 
 What limits it is how many loads are under way. With many programs that is a matter of the registers a thread needs, so
 ``TOGETHER`` neighbouring entries, which one thread loads, are added up before anything is kept; a program that has a
@@ -66,13 +67,14 @@ def _added(total, spoiled, entry, scale, P: tl.constexpr, SCALED: tl.constexpr):
 
 
 @triton.jit
-def _norms(x, z, row, x_size, z_size, x_scale, z_scale, usable, vector, variance, eps,
+def _norms(x, z, row, begin, end, x_size, z_size, x_scale, z_scale, usable, vector, variance, eps,
            FORM: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr,
            P: tl.constexpr, SCALED: tl.constexpr,
            ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr):  # fmt: skip
     """The sums of powers of x and of Wx for each instance (the largest entries for P = 0, nan if one is not finite).
 
-    Both are read in one loop, so that their loads wait for memory together.
+    Of the positions from ``begin`` to ``end``, which are multiples of ``BLOCK`` or the end of all. Both are read in one
+    loop, so that their loads wait for memory together.
     """
     # In channels_last every tile begins with channel 0, so what belongs to its positions is the same for all tiles.
     SAME: tl.constexpr = INNER == 1 and CHANNELS > 0 and BLOCK % max(CHANNELS, 1) == 0
@@ -85,7 +87,7 @@ def _norms(x, z, row, x_size, z_size, x_scale, z_scale, usable, vector, variance
     value = tl.zeros([BLOCK], tl.float32)
     if FORM != PLAIN and SAME:
         value = _per_channel(z, column, z_size, vector, variance, eps, FORM, INNER, CHANNELS)
-    for start in range(0, tl.maximum(x_size, z_size), BLOCK):
+    for start in range(begin, end, BLOCK):
         position = start + column
         x_entry, mask = _tile(x, row, x_size, position, usable)
         z_entry = x_entry
@@ -106,34 +108,70 @@ def _norms(x, z, row, x_size, z_size, x_scale, z_scale, usable, vector, variance
     return x_norm, z_norm
 
 
+@triton.jit
+def sums_kernel(
+    x, z, vector, variance, sums, eps, x_size, z_size,
+    P: tl.constexpr, FORM: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr,
+    BLOCK: tl.constexpr, TOGETHER: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """Sum one part of one instance, of x and of Wx; ``gains_kernel`` adds them up, always in the same order."""
+    row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+    one = tl.full([1], 1.0, tl.float32)
+    begin = tl.program_id(1) * PART
+    end = tl.minimum(begin + PART, tl.maximum(x_size, z_size))
+    x_sum, z_sum = _norms(x, z, row, begin, end, x_size, z_size, one, one, row >= 0, vector, variance, eps,
+                          FORM, INNER, CHANNELS, P, False, 1, BLOCK, TOGETHER)  # fmt: skip
+    place = sums + 2 * (row * PARTS + tl.program_id(1))
+    tl.store(place, x_sum)
+    tl.store(place + 1, z_sum)
+
+
+@triton.jit
+def _together(sums, row, usable, which: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr, WIDE: tl.constexpr):
+    """What ``sums_kernel`` found for each instance, added up."""
+    part = tl.arange(0, WIDE)
+    mask = usable[:, None] & (part < PARTS)[None, :]
+    found = tl.load(sums + 2 * (row[:, None] * PARTS + part[None, :]) + which, mask=mask, other=0.0)
+    total = tl.sum(found, 1)
+    if P == 0:
+        total = tl.max(found, 1) + tl.sum(found * 0.0, 1)
+    return total
+
+
 @triton.jit(do_not_specialize=["index"])  # one compiled kernel serves layers that differ in nothing else
 def gains_kernel(
-    x, z, vector, variance, eps, maxima, dropped, index, rows, x_size, z_size,
+    x, z, vector, variance, sums, maxima, dropped, eps, index, rows, x_size, z_size,
     P: tl.constexpr, FORM: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, PARTS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Raise ``maxima[index]`` to the largest gain of the instances, and count those that are not finite.
 
-    ``P`` is 1, 2 or 0 for the infinity norm.
+    ``P`` is 1, 2 or 0 for the infinity norm. If there are ``PARTS``, their sums are known, and ``WIDE`` is the power of
+    two that is not below them.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     usable = row < rows
     known = tl.load(maxima + index, cache_modifier=".cg")  # asked for before the instances, so nobody waits for it
     one = tl.full([ROWS], 1.0, tl.float32)
-    x_norm, z_norm = _norms(x, z, row, x_size, z_size, one, one, usable, vector, variance, eps,
-                            FORM, INNER, CHANNELS, P, False, ROWS, BLOCK, TOGETHER)  # fmt: skip
+    size = tl.maximum(x_size, z_size)
+    if PARTS > 0:
+        x_norm = _together(sums, row, usable, 0, P, PARTS, WIDE)
+        z_norm = _together(sums, row, usable, 1, P, PARTS, WIDE)
+    else:
+        x_norm, z_norm = _norms(x, z, row, 0, size, x_size, z_size, one, one, usable, vector, variance, eps,
+                                FORM, INNER, CHANNELS, P, False, ROWS, BLOCK, TOGETHER)  # fmt: skip
     scale_ratio = one
     if P != 0:
         trusted = (x_norm > SMALLEST_TRUSTED) & (x_norm < LARGEST_TRUSTED)
         trusted &= (z_norm > SMALLEST_TRUSTED) & (z_norm < LARGEST_TRUSTED)
         if tl.min((trusted | ~usable).to(tl.int32), 0) == 0:
-            x_scale, z_scale = _norms(x, z, row, x_size, z_size, one, one, usable, vector, variance, eps,
+            x_scale, z_scale = _norms(x, z, row, 0, size, x_size, z_size, one, one, usable, vector, variance, eps,
                                       FORM, INNER, CHANNELS, 0, False, ROWS, BLOCK, TOGETHER)  # fmt: skip
             # A comparison and not a maximum, which would lose a nan.
             x_scale = tl.where(x_scale < TINY, TINY, x_scale)
             z_scale = tl.where(z_scale < TINY, TINY, z_scale)
             scale_ratio = z_scale / x_scale
-            x_norm, z_norm = _norms(x, z, row, x_size, z_size, x_scale, z_scale, usable, vector, variance, eps,
+            x_norm, z_norm = _norms(x, z, row, 0, size, x_size, z_size, x_scale, z_scale, usable, vector, variance, eps,
                                     FORM, INNER, CHANNELS, P, True, ROWS, BLOCK, TOGETHER)  # fmt: skip
     if P == 2:
         x_norm, z_norm = tl.sqrt(x_norm), tl.sqrt(z_norm)
