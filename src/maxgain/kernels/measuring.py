@@ -194,8 +194,8 @@ def _plan(key: tuple[Any, ...]) -> _Plan | None:
         x_rows,
         parts,
         (-(-x_rows // instances), 1, 1),
-        (x_size, z_size, *form_of_z, block, together, parts, PART),
-        (x_rows, x_size, z_size, *form_of_z, instances, block, together, parts, power_of_two(parts)),
+        (x_size, z_size, parts, *form_of_z, block, together, PART),
+        (x_rows, x_size, z_size, parts, *form_of_z, instances, block, together, power_of_two(parts) if parts else 0),
         max(1, block * instances // ENTRIES_PER_WARP),
     )
 

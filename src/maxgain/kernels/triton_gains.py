@@ -2,7 +2,7 @@
 
 A program takes ``ROWS`` instances. It sums the powers of their entries in float32. Where such a sum may have over- or
 underflowed, the program reads its instances again, scaled by their largest entries; nearly all programs never do. A
-batch may have too few long instances to keep a GPU busy: other programs have then summed ``PARTS`` parts of each before.
+batch may have too few long instances to keep a GPU busy: other programs have then summed the parts of each before.
 
 What limits it is how many loads are under way. With many programs that is a matter of the registers a thread needs, so
 ``TOGETHER`` neighbouring entries, which one thread loads, are added up before anything is kept; a program that has a
@@ -110,9 +110,9 @@ def _norms(x, z, row, begin, end, x_size, z_size, x_scale, z_scale, usable, vect
 
 @triton.jit
 def sums_kernel(
-    x, z, vector, variance, sums, eps, x_size, z_size,
+    x, z, vector, variance, sums, eps, x_size, z_size, parts,
     P: tl.constexpr, FORM: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr,
-    BLOCK: tl.constexpr, TOGETHER: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
+    BLOCK: tl.constexpr, TOGETHER: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """Sum one part of one instance, of x and of Wx; ``gains_kernel`` adds them up, always in the same order."""
     row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
@@ -121,17 +121,17 @@ def sums_kernel(
     end = tl.minimum(begin + PART, tl.maximum(x_size, z_size))
     x_sum, z_sum = _norms(x, z, row, begin, end, x_size, z_size, one, one, row >= 0, vector, variance, eps,
                           FORM, INNER, CHANNELS, P, False, 1, BLOCK, TOGETHER)  # fmt: skip
-    place = sums + 2 * (row * PARTS + tl.program_id(1))
+    place = sums + 2 * (row * parts + tl.program_id(1))
     tl.store(place, x_sum)
     tl.store(place + 1, z_sum)
 
 
 @triton.jit
-def _together(sums, row, usable, which: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr, WIDE: tl.constexpr):
+def _together(sums, row, usable, parts, which, P: tl.constexpr, WIDE: tl.constexpr):
     """What ``sums_kernel`` found for each instance, added up."""
     part = tl.arange(0, WIDE)
-    mask = usable[:, None] & (part < PARTS)[None, :]
-    found = tl.load(sums + 2 * (row[:, None] * PARTS + part[None, :]) + which, mask=mask, other=0.0)
+    mask = usable[:, None] & (part < parts)[None, :]
+    found = tl.load(sums + 2 * (row[:, None] * parts + part[None, :]) + which, mask=mask, other=0.0)
     total = tl.sum(found, 1)
     if P == 0:
         total = tl.max(found, 1) + tl.sum(found * 0.0, 1)
@@ -140,23 +140,23 @@ def _together(sums, row, usable, which: tl.constexpr, P: tl.constexpr, PARTS: tl
 
 @triton.jit(do_not_specialize=["index"])  # one compiled kernel serves layers that differ in nothing else
 def gains_kernel(
-    x, z, vector, variance, sums, maxima, dropped, eps, index, rows, x_size, z_size,
+    x, z, vector, variance, sums, maxima, dropped, eps, index, rows, x_size, z_size, parts,
     P: tl.constexpr, FORM: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, PARTS: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Raise ``maxima[index]`` to the largest gain of the instances, and count those that are not finite.
 
-    ``P`` is 1, 2 or 0 for the infinity norm. If there are ``PARTS``, their sums are known, and ``WIDE`` is the power of
-    two that is not below them.
+    ``P`` is 1, 2 or 0 for the infinity norm. ``WIDE`` is 0 if every instance is whole; else the sums of its parts are
+    known, and it is a power of two that is not below their number.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     usable = row < rows
     known = tl.load(maxima + index, cache_modifier=".cg")  # asked for before the instances, so nobody waits for it
     one = tl.full([ROWS], 1.0, tl.float32)
     size = tl.maximum(x_size, z_size)
-    if PARTS > 0:
-        x_norm = _together(sums, row, usable, 0, P, PARTS, WIDE)
-        z_norm = _together(sums, row, usable, 1, P, PARTS, WIDE)
+    if WIDE > 0:
+        x_norm = _together(sums, row, usable, parts, 0, P, WIDE)
+        z_norm = _together(sums, row, usable, parts, 1, P, WIDE)
     else:
         x_norm, z_norm = _norms(x, z, row, 0, size, x_size, z_size, one, one, usable, vector, variance, eps,
                                 FORM, INNER, CHANNELS, P, False, ROWS, BLOCK, TOGETHER)  # fmt: skip
