@@ -7,9 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
+from statistics import mean, median
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
@@ -102,6 +104,46 @@ def test_what_ranks_take_to_exchange_bytes_is_what_was_recorded():
         assert f"| {int(size):,} | {' | '.join(cells)} |" in page
 
 
+def test_how_gamma_was_chosen_on_cifar10_is_what_was_recorded():
+    page = (DOCS / "choosing-gamma.md").read_text(encoding="utf-8")
+    shown = page.partition("<!-- records: choosing-gamma -->")[2].partition("<!-- end -->")[0].replace("*", "")
+    searched = {(run["regulariser"], run["gamma"]): run for run in records("tuning/cifar10.jsonl")}
+    finished = records("cifar10.jsonl")
+    rows = ["maxgain", "maxgain+dropout", "maxgain+batchnorm", "maxgain+batchnorm+dropout"]
+    for gamma in (1.25, 1.5, 2.0, 3.0, 4.0):
+        runs = [searched[row, gamma] for row in rows]
+        cells = [f"{100 * run['train_accuracy']:.1f} / {100 * run['validation_accuracy']:.1f}" for run in runs]
+        assert f"| {gamma:g} | {' | '.join(cells)} |" in shown
+    medians = []
+    for free in ("none", "dropout", "batchnorm", "batchnorm+dropout"):
+        gains = [run["max_gain"]["train"].values() for run in finished if run["regulariser"] == free]
+        medians.append(f"{mean(map(median, gains)):.1f}")
+    assert f"| median gain without a bound | {' | '.join(medians)} |" in shown
+
+
+def test_what_the_readme_opens_with_is_what_was_established():
+    opening = " ".join((ROOT / "README.md").read_text(encoding="utf-8").partition("**Does it help?**")[2].split())
+    scores = defaultdict(list)
+    for run in records("cifar10.jsonl"):
+        scores[run["regulariser"]].append(100 * run["test_accuracy"])
+    gained = {
+        free: mean(scores[held]) - mean(scores[free])
+        for held, free in (
+            ("maxgain", "none"),
+            ("maxgain+dropout", "dropout"),
+            ("maxgain+batchnorm", "batchnorm"),
+            ("maxgain+batchnorm+dropout", "batchnorm+dropout"),
+        )
+    }
+    points = [f"{points:+.1f}" for points in gained.values()]
+    assert re.findall(r"[+]\d+\.\d", opening)[: len(points)] == points
+
+
+def records(name):
+    """The recorded runs of a file in results/."""
+    return [json.loads(line) for line in (ROOT / "results" / name).read_text(encoding="utf-8").splitlines()]
+
+
 @measured
 def test_figures_are_small_and_made_by_the_script(page, scripted):
     quick, redrawn = scripted
@@ -136,7 +178,7 @@ def test_docstrings_list_every_argument(name):
 def test_the_site_builds_without_a_warning(tmp_path):
     """Every page is in the contents, every link leads somewhere, every name of the reference exists."""
     pytest.importorskip("mkdocs")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

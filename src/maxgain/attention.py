@@ -111,9 +111,10 @@ def split_attention(model: nn.Module) -> nn.Module:
     Args:
         model: which is changed; an ``nn.MultiheadAttention`` itself is returned as another module.
 
-    >>> layer = split_attention(nn.TransformerEncoderLayer(8, nhead=2))
-    >>> [name for name, _ in layer.self_attn.named_children()]
-    ['q_proj', 'k_proj', 'v_proj', 'out_proj']
+    Examples:
+        >>> layer = split_attention(nn.TransformerEncoderLayer(8, nhead=2))
+        >>> [name for name, _ in layer.self_attn.named_children()]
+        ['q_proj', 'k_proj', 'v_proj', 'out_proj']
     """
     check_model(model)
     made: dict[nn.Module, SplitAttention] = {}

@@ -34,9 +34,10 @@ def gain(z: Tensor, x: Tensor, p: float = 2.0, *, instance_dims: int | None = No
         instance_dims: how many of the last dimensions make up one instance; those before them count instances. By
             default the first dimension counts.
 
-    >>> x = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
-    >>> gain(2 * x, x)
-    tensor([2., 0.])
+    Examples:
+        >>> x = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+        >>> gain(2 * x, x)
+        tensor([2., 0.])
     """
     check_p(p)
     _check_real("z", z)
@@ -170,8 +171,9 @@ def project_(weight: Tensor, gain: Tensor | float, gamma: float) -> Tensor:
         gain: the largest gain that it showed; a tensor of several must broadcast against the weight.
         gamma: the bound.
 
-    >>> project_(torch.tensor([[6.0]]), gain=3.0, gamma=2.0)
-    tensor([[4.]])
+    Examples:
+        >>> project_(torch.tensor([[6.0]]), gain=3.0, gamma=2.0)
+        tensor([[4.]])
     """
     gamma = check_bound(gamma)
     _check_real("weight", weight)

@@ -60,13 +60,14 @@ class MaxGain(Constraint):
         process_group: whose ranks share their maxima; None is the default group, where one is initialised, and False
             means: do not share.
 
-    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> constraint = MaxGain(model, gamma=0.5).attach(optimizer)
-    >>> model(torch.randn(16, 4)).square().mean().backward()
-    >>> optimizer.step()
-    >>> list(constraint.gains)
-    ['0', '2']
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> constraint = MaxGain(model, gamma=0.5).attach(optimizer)
+        >>> model(torch.randn(16, 4)).square().mean().backward()
+        >>> optimizer.step()
+        >>> list(constraint.gains)
+        ['0', '2']
     """
 
     bound_name = "gamma"

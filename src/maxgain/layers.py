@@ -234,13 +234,14 @@ def register_layer(
         weight: the name of the parameter. Dividing it must divide ``Wx``.
         by_default: whether constraints take such layers in without being told to by ``include``.
 
-    >>> class Scale(nn.Module):
-    ...     def __init__(self):
-    ...         super().__init__()
-    ...         self.factor = nn.Parameter(torch.ones(3))
-    ...     def forward(self, x):
-    ...         return x * self.factor
-    >>> register_layer(Scale, instance_dims=1, weight="factor")
+    Examples:
+        >>> class Scale(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.factor = nn.Parameter(torch.ones(3))
+        ...     def forward(self, x):
+        ...         return x * self.factor
+        >>> register_layer(Scale, instance_dims=1, weight="factor")
     """
     if not isinstance(layer_type, str) and not (isinstance(layer_type, type) and issubclass(layer_type, nn.Module)):
         raise MaxGainError(f"layer_type must be a subclass of nn.Module or its qualified name, not {layer_type!r:.60}.")

@@ -105,9 +105,10 @@ def measure_gains(
         include: globs over dotted names: only these layers.
         exclude: globs over dotted names: not these layers.
 
-    >>> report = measure_gains(nn.Linear(4, 2), [torch.randn(8, 4), torch.randn(8, 4)])
-    >>> len(report.gains[""])
-    16
+    Examples:
+        >>> report = measure_gains(nn.Linear(4, 2), [torch.randn(8, 4), torch.randn(8, 4)])
+        >>> len(report.gains[""])
+        16
     """
     check_p(p)
     check_choice("instance", instance, get_args(Instance))

@@ -151,10 +151,11 @@ def measured(gains: Mapping[str, float]) -> dict[str, float]:
 def usual(history: Sequence[float]) -> float:
     """What a layer's gain usually is: the median of its history, or infinity while that is too short to tell.
 
-    >>> usual([1.0, 1.1, 0.9, 1.0, 5.0, 1.0, 1.1, 0.9, 1.0, 1.0])
-    1.0
-    >>> usual([1.0, 5.0])
-    inf
+    Examples:
+        >>> usual([1.0, 1.1, 0.9, 1.0, 5.0, 1.0, 1.1, 0.9, 1.0, 1.0])
+        1.0
+        >>> usual([1.0, 5.0])
+        inf
     """
     return statistics.median(history) if len(history) >= ENOUGH else math.inf
 

@@ -19,10 +19,11 @@ def maxgain_step(
 
     ``f`` computes the objective on the minibatch and ``update`` is the optimiser's step: SGD, Adam, any other.
 
-    >>> model = nn.Linear(4, 2)
-    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> minibatch = torch.randn(8, 4)
-    >>> gamma_hat = maxgain_step(model, lambda: model(minibatch).square().mean(), optimizer.step, gamma=0.5)
+    Examples:
+        >>> model = nn.Linear(4, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> minibatch = torch.randn(8, 4)
+        >>> gamma_hat = maxgain_step(model, lambda: model(minibatch).square().mean(), optimizer.step, gamma=0.5)
     """
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LAYERS)}
     X: dict[str, list[Tensor]] = {i: [] for i in layers}

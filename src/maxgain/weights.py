@@ -34,12 +34,13 @@ class MaxNorm(Constraint):
         include: globs over dotted names: only these layers.
         exclude: globs over dotted names: not these layers.
 
-    >>> layer = nn.Linear(2, 2)
-    >>> layer.weight.data = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
-    >>> MaxNorm(layer, 1.0).step()
-    >>> layer.weight.data
-    tensor([[0.6000, 0.8000],
-            [0.3000, 0.4000]])
+    Examples:
+        >>> layer = nn.Linear(2, 2)
+        >>> layer.weight.data = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
+        >>> MaxNorm(layer, 1.0).step()
+        >>> layer.weight.data
+        tensor([[0.6000, 0.8000],
+                [0.3000, 0.4000]])
     """
 
     option_names = ("p",)
@@ -82,11 +83,12 @@ class WeightClip(Constraint):
         include: globs over dotted names: only these layers.
         exclude: globs over dotted names: not these layers.
 
-    >>> layer = nn.Linear(2, 1)
-    >>> layer.weight.data = torch.tensor([[3.0, -0.25]])
-    >>> WeightClip(layer, 0.5).step()
-    >>> layer.weight.data
-    tensor([[ 0.5000, -0.2500]])
+    Examples:
+        >>> layer = nn.Linear(2, 1)
+        >>> layer.weight.data = torch.tensor([[3.0, -0.25]])
+        >>> WeightClip(layer, 0.5).step()
+        >>> layer.weight.data
+        tensor([[ 0.5000, -0.2500]])
     """
 
     def __init__(

@@ -108,9 +108,10 @@ def operator_norms(
         max_iterations: or after this many products with ``WᵀW``.
         start: an earlier report; the iteration begins where that one ended.
 
-    >>> report = operator_norms(nn.Linear(2, 2), torch.zeros(1, 2), p=1)
-    >>> list(report.norms)
-    ['']
+    Examples:
+        >>> report = operator_norms(nn.Linear(2, 2), torch.zeros(1, 2), p=1)
+        >>> list(report.norms)
+        ['']
     """
     check_operator_p(p)
     check_positive("tolerance", tolerance)

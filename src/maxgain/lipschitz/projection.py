@@ -49,13 +49,14 @@ class Lipschitz(Constraint):
         process_group: whose ranks share their norms; None is the default group, where one is initialised, and False
             means: do not share.
 
-    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> constraint = Lipschitz(model, 0.5, p=1).attach(optimizer)
-    >>> model(torch.randn(16, 4)).square().mean().backward()
-    >>> optimizer.step()
-    >>> print(f"{model[0].weight.abs().sum(0).max():.4f}")
-    0.5000
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> constraint = Lipschitz(model, 0.5, p=1).attach(optimizer)
+        >>> model(torch.randn(16, 4)).square().mean().backward()
+        >>> optimizer.step()
+        >>> print(f"{model[0].weight.abs().sum(0).max():.4f}")
+        0.5000
     """
 
     option_names = ("p", "iterations", "process_group")

@@ -70,9 +70,10 @@ def sampled_slope(
         iterations: how many steps of a power method (Boyd's, for any p) seek it.
         seed: of the random choices.
 
-    >>> slope = sampled_slope(nn.Linear(3, 3), [torch.randn(8, 3)])
-    >>> slope.value >= slope.random_pairs
-    True
+    Examples:
+        >>> slope = sampled_slope(nn.Linear(3, 3), [torch.randn(8, 3)])
+        >>> slope.value >= slope.random_pairs
+        True
     """
     p = check_p(p)
     check_model(model)
