@@ -81,7 +81,9 @@ def _lipschitz(p: float) -> Callable[[nn.Module, float, Recipe], Constraint]:
     return lambda model, bound, recipe: Lipschitz(model, bound, p=p)
 
 
-def _reparametrise(parametrise: Callable[[nn.Module], object]) -> Callable[[nn.Module], None]:
+def reparametrising(parametrise: Callable[[nn.Module], object]) -> Callable[[nn.Module], None]:
+    """What puts one of torch's parametrisations on every convolution and dense layer of a model."""
+
     def prepare(model: nn.Module) -> None:
         for module in [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)]:
             parametrise(module)
@@ -108,6 +110,8 @@ def _is_factor(factor: float) -> bool:
 
 FACTORS = (1, 0.5, 1.5, 0.75, 1.25, 0.25, 1.6, 0.35, 0.6, 0.9, 1.1, 1.4)
 """Of the paper's dropout rates, which are the first one."""
+_noise_row = partial(Regulariser, parameter="factor", default=1.0, valid=_is_factor, search=(0.2, 1.6), usual=FACTORS)
+"""Noise at every place in the network; its one number is the factor of the rates there."""
 
 _ROWS = {
     row.name: row
@@ -150,13 +154,8 @@ _ROWS = {
             scale, divided by the running standard deviation, as a layer of its own.
             Ioffe, Szegedy: Batch normalization. ICML 2015.""",
         ),
-        Regulariser(
+        _noise_row(
             "dropout",
-            parameter="factor",
-            default=1.0,
-            valid=_is_factor,
-            search=(0.2, 1.6),
-            usual=FACTORS,
             noise=nn.Dropout,
             about="""Bernoulli dropout: zeroes each activation with the rate of its place while training, and scales
             the others by 1 / (1 - rate), so that nothing has to change for prediction. The rate is ``factor`` times
@@ -164,25 +163,15 @@ _ROWS = {
             blocks. The factor is 1 by default, and less than 2.
             Srivastava, Hinton, Krizhevsky, Sutskever, Salakhutdinov: Dropout. JMLR 15, 2014.""",
         ),
-        Regulariser(
+        _noise_row(
             "gaussiandropout",
-            parameter="factor",
-            default=1.0,
-            valid=_is_factor,
-            search=(0.2, 1.6),
-            usual=FACTORS,
             noise=GaussianDropout,
             about="""Multiplies each activation by a draw from N(1, rate / (1 - rate)) while training: noise of the
             same mean and variance as dropout's at that rate, without its zeros. The rates are dropout's.
             Srivastava et al.: Dropout. JMLR 15, 2014, section 10.""",
         ),
-        Regulariser(
+        _noise_row(
             "variationaldropout",
-            parameter="factor",
-            default=1.0,
-            valid=_is_factor,
-            search=(0.2, 1.6),
-            usual=FACTORS,
             noise=VariationalDropout,
             penalty=_noise_penalty,
             about="""Gaussian dropout whose strength α is learned at every place in the network, starting from
@@ -190,13 +179,8 @@ _ROWS = {
             weights from a log-uniform prior, divided by the number of training images.
             Kingma, Salimans, Welling: Variational dropout and the local reparameterization trick. NIPS 2015.""",
         ),
-        Regulariser(
+        _noise_row(
             "concretedropout",
-            parameter="factor",
-            default=1.0,
-            valid=_is_factor,
-            search=(0.2, 1.6),
-            usual=FACTORS,
             noise=ConcreteDropout,
             penalty=_noise_penalty,
             about="""Dropout whose rate is learned at every place in the network, starting from dropout's, through a
@@ -206,14 +190,14 @@ _ROWS = {
         ),
         Regulariser(
             "weightnorm",
-            prepare=_reparametrise(nn.utils.parametrizations.weight_norm),
+            prepare=reparametrising(nn.utils.parametrizations.weight_norm),
             about="""Writes the weights of each unit as a learned length times a learned direction, so that steps in
             the one do not disturb the other. It has no number to tune. PyTorch's parametrisation.
             Salimans, Kingma: Weight normalization. NIPS 2016.""",
         ),
         Regulariser(
             "spectralnorm",
-            prepare=_reparametrise(nn.utils.parametrizations.spectral_norm),
+            prepare=reparametrising(nn.utils.parametrizations.spectral_norm),
             about="""Divides each weight, flattened to a matrix, by an estimate of its largest singular value in every
             forward pass. It has no number to tune: the bound is 1. PyTorch's parametrisation, one power iteration per
             step. For a convolution the flattened matrix is not the operator: its norm is off by a factor.

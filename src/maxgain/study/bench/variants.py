@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 
 from maxgain import Lipschitz, MaxGain
 
+from ..regularisers import reparametrising
+
 Put = Callable[[nn.Module, Optimizer], None]
 
 
@@ -59,12 +61,6 @@ def _naive(model: nn.Module, optimiser: Optimizer) -> None:
     NaiveMaxGain(model, optimiser)
 
 
-def _spectral_norm(model: nn.Module) -> None:
-    for module in list(model.modules()):
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            nn.utils.parametrizations.spectral_norm(module)
-
-
 VARIANTS: dict[str, Put] = {
     "MaxGain": _maxgain,
     "MaxGain, every=4": partial(_maxgain, every=4),
@@ -72,7 +68,7 @@ VARIANTS: dict[str, Put] = {
     "Lipschitz, p = 2": _lipschitz,
     "naive hook": _naive,
 }
-REPARAMETRISED: dict[str, Callable[[nn.Module], None]] = {"torch spectral_norm": _spectral_norm}
+REPARAMETRISED = {"torch spectral_norm": reparametrising(nn.utils.parametrizations.spectral_norm)}
 """These change the model before the optimiser is made."""
 
 WITHOUT = "without"
