@@ -14,7 +14,6 @@ from maxgain.errors import DataError, FileError, MissingFileError
 
 from .. import reading
 from ..files import write_text
-from ..wording import clause
 
 NAME = "SHA256SUMS"
 
@@ -61,10 +60,7 @@ def record(folder: Path, names: Iterable[str]) -> None:
     except DataError:  # damaged, and about to be replaced
         before = {}
     sums = before | {name: sha256(folder / name) for name in names}
-    try:
-        write_text(folder / NAME, "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())), replace=True)
-    except FileError as error:
-        raise DataError(f"{clause(error)}.") from error
+    write_text(folder / NAME, "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())), replace=True)
 
 
 @lru_cache(maxsize=64)
