@@ -6,6 +6,7 @@ recorded as a failure, never as a number.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -127,7 +128,7 @@ def plan_tuning(jobs: Sequence[Job], grids: Sequence[Grid], budget: int) -> list
     """
     first: dict[tuple[str, int | None], Job] = {}
     for job in jobs:
-        first.setdefault(_tuned_together(job), job)
+        first.setdefault(tuned_together(job), job)
     return [
         _with_numbers(job, point, "train")
         for job in first.values()
@@ -142,16 +143,13 @@ def tuned(jobs: Sequence[Job], tuning: Sequence[Job], known: Records) -> list[Jo
     for trial in tuning:
         record = known.find(trial.key)
         scores: Trial = {"status": "failed"} if record is None else {**record, "status": "complete"}
-        curves.setdefault(_tuned_together(trial), []).append(scores | {"values": trial.chosen})
-    return [_tuned(job, curves.get(_tuned_together(job))) for job in jobs]
+        curves.setdefault(tuned_together(trial), []).append(scores | {"values": trial.chosen})
+    return [_tuned(job, curves.get(tuned_together(job))) for job in jobs]
 
 
 def tuning_runs(tuning: Sequence[Job]) -> dict[str, int]:
     """How many runs each row's numbers are chosen with, on every fold."""
-    counts: dict[tuple[str, int | None], int] = {}
-    for trial in tuning:
-        counts[_tuned_together(trial)] = counts.get(_tuned_together(trial), 0) + 1
-    return {row: count for (row, _), count in counts.items()}
+    return {row: count for (row, _), count in Counter(map(tuned_together, tuning)).items()}
 
 
 def identified(jobs: Sequence[Job], place: Place) -> list[Job]:
@@ -180,7 +178,7 @@ def perform_all(
             on_done(job, record)
 
 
-def _tuned_together(job: Job) -> tuple[str, int | None]:
+def tuned_together(job: Job) -> tuple[str, int | None]:
     """What a choice of numbers is made for: a row on a fold."""
     return job.row, job.recipe.fold
 
