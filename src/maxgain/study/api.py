@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from maxgain.errors import MaxGainError, RecipeError
 from maxgain.functional import check_count
@@ -31,6 +31,7 @@ from .comparing.asking import Asked
 from .comparing.comparison import Comparison
 from .comparing.engine import InTurn
 from .comparing.jobs import Job
+from .comparing.question import Analysis
 from .comparing.records import Record
 from .comparing.tuned import Tuned
 from .data.splits import Dataset
@@ -147,7 +148,7 @@ def compare(
     budget: int | None = None,
     grid: str | Sequence[str] = (),
     rope: float | None = None,
-    decide_by: Literal["paired", "pooled"] = "paired",
+    decide_by: Analysis = "paired",
     hold_out: bool = False,
     device: str = "auto",
     tell: Tell = lambda sentence: None,
@@ -239,9 +240,9 @@ def _recipe(data: Data, network: Network | None, regulariser: str | None, settin
         raise RecipeError(f"data must be what `dataset` makes or the name of a recipe, not {type(data).__name__}.")
     with known(recipe.network if network is None else network, own) as name:
         named = {"network": name} | ({} if regulariser is None else {"regulariser": regulariser})
-        for setting in settings:
-            if setting not in (known_settings := {field.name for field in fields(Recipe)} - FIXED):
-                raise RecipeError(unknown("setting", setting, known_settings))
+        possible = [field.name for field in fields(Recipe) if field.name not in FIXED]
+        if strange := [setting for setting in settings if setting not in possible]:
+            raise RecipeError(unknown("setting", strange[0], possible))
         yield _typed(asdict(recipe) | named | settings, Recipe)
 
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import tyro
 
@@ -19,6 +19,7 @@ from ..comparing.asking import COMPARISON, Asked
 from ..comparing.comparison import Comparison
 from ..comparing.engine import Engine, Here, Name, engine_for
 from ..comparing.jobs import Job
+from ..comparing.question import Analysis
 from ..comparing.records import Record
 from ..comparing.shards import Shard
 from ..comparing.shown import tables
@@ -73,7 +74,7 @@ class Options(Common):
     rope: float | None = None
     """a difference below this many percentage points does not matter in practice: lets 'equivalent' be told from
     'inconclusive'"""
-    decide_by: Literal["paired", "pooled"] = "paired"
+    decide_by: Analysis = "paired"
     """which of the two analyses verdicts follow: a paired test per contrast, or accuracy ~ row + fold (or seed) with an
     error pooled over all rows, which sees smaller differences if all rows spread alike"""
     tuned: bool = False
@@ -127,8 +128,7 @@ def _part(options: Options, screen: Screen) -> dict[str, Any]:
     """Train one part of the runs; what they show can be said when all parts are together."""
     shard, asked = Shard.parsed(options.shard or ""), options.asked
     # What is chosen together is trained together, so that no part needs to know another.
-    chosen_on = (lambda job: (job.row, job.recipe.fold)) if options.tuned else (lambda job: job.recipe)
-    jobs = shard.of(asked.jobs(), chosen_on)
+    jobs = shard.of(asked.jobs(), work.tuned_together if options.tuned else lambda job: job.recipe)
     place = Place(options.out or Path(f"compare-{options.recipe.name}-{shard.number}"), options.data, options.device)
     with _engine(options) as engine, alone_in(place.folder, *asking.FILES):
         perform = partial(_perform, engine=engine, screen=screen)
