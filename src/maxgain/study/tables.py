@@ -62,15 +62,11 @@ class Table:
 
     def _repr_html_(self) -> str:
         """For notebooks."""
-        texts = self.texts()
         head = "".join(f"<th>{html.escape(column.title)}</th>" for column in self.columns)
-        rows = [
-            "".join(f"<td>{html.escape(text)}</td>" for text in row)
-            if number not in self.bold
-            else "".join(f"<td><b>{html.escape(text)}</b></td>" for text in row)
-            for number, row in enumerate(texts)
-        ]
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        body = ""
+        for number, row in enumerate(self.texts()):
+            cell = "<td><b>{}</b></td>" if number in self.bold else "<td>{}</td>"
+            body += f"<tr>{''.join(cell.format(html.escape(text)) for text in row)}</tr>"
         title = html.escape(self.title)
         return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 

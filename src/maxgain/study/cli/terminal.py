@@ -21,6 +21,7 @@ from rich.table import Column
 from rich.text import Text
 
 from .. import files
+from ..run_files import METRICS
 from ..tables import WIDTH_OF_A_FILE, Table
 
 SHORTEST_BAR = 8
@@ -214,7 +215,7 @@ class ManyRuns:
     def began(self, name: str, folder: Path, epochs: int) -> None:
         """A run is under way, in this folder."""
         task = self._bars.add_task(f"  {name}", total=epochs, status="epochs")
-        self._running[name] = _Running(task, folder / "metrics.jsonl", epochs)
+        self._running[name] = _Running(task, folder / METRICS, epochs)
 
     def ended(self, name: str, *, failed: bool = False) -> None:
         """A run is over."""
