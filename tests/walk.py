@@ -39,16 +39,17 @@ class Counts(NamedTuple):
 def walk() -> list[Hop]:
     """The functions in the order of their first calls; those of a step once more, as they are called within it."""
     seen: dict[Hop, None] = {}
+    ours = f"{SOURCES}/"
     state = {"in_step": False, "done": False}
 
     def look(frame: Any, event: str, argument: object) -> None:
         code = frame.f_code
-        if state["done"] or code.co_name.startswith("<") or not code.co_filename.startswith(str(SOURCES)):
+        if not code.co_filename.startswith(ours) or code.co_name.startswith("<") or state["done"]:
             return
         is_step = code.co_qualname == STEP
         if event == "call":
             state["in_step"] |= is_step
-            file = Path(code.co_filename).relative_to(SOURCES).as_posix()
+            file = code.co_filename.removeprefix(ours)
             seen.setdefault(Hop(file, code.co_qualname, False))
             if state["in_step"]:
                 seen.setdefault(Hop(file, code.co_qualname, True))
