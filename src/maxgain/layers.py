@@ -80,15 +80,17 @@ def _image(layer: Any) -> tuple[int, ...]:
     return (2, layer.in_channels, *extents)
 
 
+def least_extents(layer: Any, lengths: Iterable[int]) -> list[int]:
+    """How large a transposed convolution's output is at least, for an input of these lengths."""
+    settings = zip(lengths, layer.stride, layer.padding, layer.dilation, layer.kernel_size, strict=True)
+    return [(n - 1) * stride - 2 * pad + gap * (k - 1) + 1 for n, stride, pad, gap, k in settings]
+
+
 def _output_size(layer: Any, x: Tensor, shape: torch.Size) -> dict[str, Any]:
     """What to ask a transposed convolution for; nothing for its usual size, which torch may refuse to be asked for."""
-    lengths = x.shape[-len(layer.kernel_size) :]
-    settings = layer.stride, layer.padding, layer.dilation, layer.kernel_size, layer.output_padding
-    usual = [
-        (n - 1) * stride - 2 * pad + gap * (k - 1) + 1 + more
-        for n, stride, pad, gap, k, more in zip(lengths, *settings, strict=True)
-    ]
-    asked = list(shape[-len(usual) :])
+    least = least_extents(layer, x.shape[-len(layer.kernel_size) :])
+    asked = list(shape[-len(least) :])
+    usual = [n + more for n, more in zip(least, layer.output_padding, strict=True)]
     return {} if asked == usual else {"output_size": asked}
 
 
@@ -96,16 +98,12 @@ def _transposed_convolution(instance_dims: int) -> LayerKind:
     # Its weight is laid out as (inputs, outputs / groups, ...). It has several possible output sizes, and was told
     # which of them to take.
     return _affine(
-        instance_dims,
-        linear_map="TransposedConvolution",
-        units=1,
-        forward_arguments=_output_size,
-        input_shape=_image,
+        instance_dims, linear_map="TransposedConvolution", units=1, forward_arguments=_output_size, input_shape=_image
     )
 
 
 def _normalisation(
-    instance_dims: Callable[[nn.Module, Tensor], int],
+    instance_dims: Callable[[Any, Tensor], int],
     normalised: Callable[[Any, Tensor], Tensor],
     *,
     diagonal: Callable[[Any, torch.dtype], Tensor] = lambda layer, dtype: layer.weight.detach().to(dtype),
@@ -148,8 +146,16 @@ def _whole_sample(layer: nn.Module, x: Tensor) -> int:
     return x.dim() - 1
 
 
-def _normalised_shape(layer: Any, x: Tensor) -> int:
-    return len(layer.normalized_shape)
+def _over_last_dimensions(normalised: Callable[[Any, Tensor], Tensor]) -> LayerKind:
+    """The row of a layer that divides each row of the last dimensions by its own size."""
+    return _normalisation(
+        lambda layer, x: len(layer.normalized_shape),
+        normalised,
+        per_channel=False,
+        input_shape=lambda layer: (2, *layer.normalized_shape),
+        divides_by_its_input=True,
+        by_default=False,
+    )
 
 
 # A type of an optional dependency is named by its path, so that nothing has to be imported for it.
@@ -170,22 +176,8 @@ KINDS: dict[type[nn.Module] | str, LayerKind] = {
         form="batch_norm",
         input_shape=_channels_of_batch_norm,
     ),
-    nn.LayerNorm: _normalisation(
-        _normalised_shape,
-        lambda layer, x: F.layer_norm(x, layer.normalized_shape, eps=layer.eps),
-        per_channel=False,
-        input_shape=lambda layer: (2, *layer.normalized_shape),
-        divides_by_its_input=True,
-        by_default=False,
-    ),
-    nn.RMSNorm: _normalisation(
-        _normalised_shape,
-        lambda layer, x: F.rms_norm(x, list(layer.normalized_shape), eps=layer.eps),
-        per_channel=False,
-        input_shape=lambda layer: (2, *layer.normalized_shape),
-        divides_by_its_input=True,
-        by_default=False,
-    ),
+    nn.LayerNorm: _over_last_dimensions(lambda layer, x: F.layer_norm(x, layer.normalized_shape, eps=layer.eps)),
+    nn.RMSNorm: _over_last_dimensions(lambda layer, x: F.rms_norm(x, list(layer.normalized_shape), eps=layer.eps)),
     nn.GroupNorm: _normalisation(
         _whole_sample,
         lambda layer, x: F.group_norm(x, layer.num_groups, eps=layer.eps),
@@ -207,12 +199,7 @@ REFUSED: dict[type[nn.Module] | str, str] = {
     nn.RNNCellBase: _CALLED_INSIDE,
     nn.Bilinear: "it is linear in each of two inputs and not in both",
 }
-_REFUSED_PACKAGES = (
-    "torch.ao.nn.quantized",
-    "torch.ao.nn.quantizable",
-    "bitsandbytes.nn",
-    "torchao.quantization",
-)
+_REFUSED_PACKAGES = ("torch.ao.nn.quantized", "torch.ao.nn.quantizable", "bitsandbytes.nn", "torchao.quantization")
 
 
 def register_layer(

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..distributed import whole, whole_weights
 from ..errors import NormError, UnsupportedLayerError
 from ..functional import check_p
-from ..layers import FoundLayer
+from ..layers import FoundLayer, least_extents
 from ..torch_quirks import undisturbed
 from .absolute_sums import AbsoluteSums, sources
 
@@ -198,11 +198,8 @@ class TransposedConvolution(Convolution):
 
     def _extra(self) -> list[int]:
         """What the call added to the output's size; ``forward(x, output_size)`` can choose it anew each time."""
-        m = self.module
-        sizes = zip(
-            self.input_shape[1:], self.output_shape[1:], m.kernel_size, m.stride, m.padding, m.dilation, strict=True
-        )
-        return [out - ((n - 1) * stride - 2 * pad + gap * (k - 1) + 1) for n, out, k, stride, pad, gap in sizes]
+        least = least_extents(self.module, self.input_shape[1:])
+        return [out - n for out, n in zip(self.output_shape[1:], least, strict=True)]
 
     def _largest_absolute_sum(self, *, rows: bool) -> Tensor:
         return super()._largest_absolute_sum(rows=not rows)
