@@ -401,7 +401,7 @@ def test_what_was_chosen_is_said_by_fold_where_it_differs():
     assert words.choices == ("maxgain, chosen by fold: maxgain=1; maxgain=2; maxgain=1; maxgain=2; maxgain=1; nothing",)
     assert (
         "Numbers were chosen on every fold, on the validation part, of which one image is worth 2.5 points, with the "
-        "same budget of 9 runs each; none had nothing to choose." in words.design
+        "same budget of 9 runs each; nothing was chosen for none." in words.design
     )
     assert told(compare(replace(question, tuning_runs={"maxgain": 9}), found)).choices == (
         "maxgain, chosen: maxgain=2",

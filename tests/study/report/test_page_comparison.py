@@ -67,7 +67,7 @@ def test_seeds_on_one_split_are_called_that():
     shown = built({"none": NONE, "maxgain": BETTER}, over="seed")
     assert "the same 5 seeds on one split" in shown.text
     assert statistics.ONE_SPLIT in shown.text
-    assert "it says nothing about other data" in shown.text
+    assert "this says nothing about other data" in shown.text
 
 
 def test_one_run_each_is_not_tested():

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..wording import listed
+from ..wording import listed, signed
 from .comparison import Comparison, Contrast
 from .statistics import ALPHA, ONE_SPLIT, Difference, Verdict
 
@@ -161,7 +161,7 @@ def _failures(comparison: Comparison, contrast: Contrast) -> str:
 def _caveat(comparison: Comparison, contrast: Contrast) -> str:
     settled = contrast.verdict != "inconclusive"
     return (
-        "; it says nothing about other data"
+        "; this says nothing about other data"
         if settled and comparison.question.design.paired_method == ONE_SPLIT
         else ""
     )
@@ -172,9 +172,9 @@ def _sampling(contrast: Contrast) -> str:
     low, high = contrast.bootstrap.interval
     return (
         f"{contrast.first} against {contrast.second}, runs and {contrast.bootstrap.images:,} test images drawn anew: "
-        f"standard error {points(contrast.bootstrap.standard_error).removeprefix('+')} points "
-        f"({points(contrast.bootstrap.images_alone).removeprefix('+')} from the images alone), "
-        f"95 % of the draws from {points(low)} to {points(high)}"
+        f"standard error {100 * contrast.bootstrap.standard_error:.2f} points "
+        f"({100 * contrast.bootstrap.images_alone:.2f} from the images alone), "
+        f"95 % of the draws from {signed(100 * low)} to {signed(100 * high)}"
     )
 
 
@@ -293,7 +293,7 @@ def _tuning(comparison: Comparison) -> str:
     worth = f", of which one image is worth {100 / images:.2g} points," if images else ","
     where = "on every fold" if comparison.question.over == "fold" else "once"
     untuned = [row.name for row in comparison.rows if row.name not in runs]
-    nothing = f"; {listed(untuned)} had nothing to choose" if untuned else ""
+    nothing = f"; nothing was chosen for {listed(untuned)}" if untuned else ""
     return f" Numbers were chosen {where}, on the validation part{worth} with {spent}{nothing}."
 
 

@@ -34,6 +34,8 @@ class Claim:
     paper: str
     ours: str
     verdict: str
+    brief: str = ""
+    """Ours in a word, where there is one."""
 
 
 def claims(states: Mapping[str, State]) -> Iterator[Claim]:
@@ -106,7 +108,8 @@ def _of_contrasts(state: State) -> Iterator[Claim]:
             yield Claim(text, experiment.command, theirs, progress(state), verdict)
             continue
         contrast = comparison.contrasts[number]
-        yield Claim(text, experiment.command, theirs, _ours(contrast), _verdict(contrast))
+        brief = "" if contrast.decided is None else signed(100 * contrast.decided.mean)
+        yield Claim(text, experiment.command, theirs, _ours(contrast), _verdict(contrast), brief)
 
 
 def _ours(contrast: Contrast) -> str:
@@ -165,7 +168,7 @@ def _near_paper(comparison: Comparison, published: paper.Table) -> tuple[str, st
     lost = [row.name for row in comparison.rows if row.done < row.planned]
     near = [name for name, above in beside.items() if above >= -NEAR and name not in lost]
     worst = min(beside, key=lambda name: beside[name], default=None)
-    lowest = "" if worst is None else f"; lowest {_told_from_limit(beside[worst])} ({worst})"
+    lowest = "" if worst is None else f"; the lowest is {worst}, {_told_from_limit(beside[worst])} from the paper's"
     failed = f"; runs failed in {listed(lost)}" if lost else ""
     is_low = len(near) + len(lost) < len(comparison.rows)
     return f"{len(near)} of {len(comparison.rows)} rows{lowest}{failed}", _holds(
@@ -199,12 +202,13 @@ def _best(comparison: Comparison) -> tuple[str, str]:
 
 
 def _of_gains(state: State) -> Iterator[Claim]:
-    planned = len(state.experiment.pairing.units)
+    planned, near = len(state.experiment.pairing.units), f"{100 * SAME_GAINS:g} %"
     for row in state.experiment.rows:
         name = row.partition("=")[0]
         for part in ("train", "test"):
-            theirs = paper.GAINS[name][part]
-            text = f"Figure {paper.GAINS_FIGURES[name]}, {row}: gains on the {part} set"
+            theirs, off = paper.GAINS[name][part], ""
+            figure = f"Figure {paper.GAINS_FIGURES[name]}, {row}"
+            text = f"{figure}: median gains on the {part} set are within {near} of the paper's"
             about = f"medians {min(box[2] for box in theirs):.2f} to {max(box[2] for box in theirs):.2f}"
             ours, done = state.gains(row, part), len(state.measured(row, part))
             if not state.is_complete:
@@ -212,14 +216,14 @@ def _of_gains(state: State) -> Iterator[Claim]:
             elif ours is None:
                 found, verdict = f"no gains, 0 of {planned} runs", UNSETTLED
             else:
-                off = round(100 * deviation(ours, theirs), DECIMALS)
-                shown = told_apart(off, 100 * SAME_GAINS, _ever_more_exact(off, 1))
+                percent = round(100 * deviation(ours, theirs), DECIMALS)
+                off = told_apart(percent, 100 * SAME_GAINS, _ever_more_exact(percent, 1))
                 medians = f"{min(box[2] for box in ours):.2f} to {max(box[2] for box in ours):.2f}"
-                found = f"medians {medians}; {shown} % off, averaged over layers ({done} of {planned} runs)"
-                verdict = f"{_holds(off <= 100 * SAME_GAINS)} (within 10 %)"
+                found = f"medians {medians}; {off} % off, averaged over layers ({done} of {planned} runs)"
+                verdict = _holds(percent <= 100 * SAME_GAINS)
             if state.is_complete and done < planned:
                 verdict = UNSETTLED if state.done_of(row) < planned else "**not settled**, as records lack gains"
-            yield Claim(text, state.experiment.command, about, found, verdict)
+            yield Claim(text, state.experiment.command, about, found, verdict, off)
 
 
 def _of_curve(state: State) -> Claim:

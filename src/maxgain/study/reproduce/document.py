@@ -23,7 +23,7 @@ from . import figures, paper, readme
 from .claims import beside_paper, claims, mean, progress, published_difference
 from .experiments import EXPERIMENTS
 from .running import Recorded
-from .state import State, device_and_hours, look
+from .state import Boxes, State, device_and_hours, look
 
 Draw = Callable[[], Figure]
 Show = Callable[[str, Draw, str], str]
@@ -32,13 +32,17 @@ Show = Callable[[str, Draw, str], str]
 MARK = "<!-- Made by `maxgain reproduce` from the records in results/. Do not edit. -->"
 """The first line, by which `files` knows that the document is ours."""
 PREFACE = """\
-The plan, [experiments/PLAN.md](experiments/PLAN.md), was written down before there was any score: which runs, which
-tests, which rules. Accuracies are in per cent, as mean ± standard error over seeds or folds, with how many runs of how
-many. The paper's numbers for CIFAR and SVHN are single runs. Differences are in points of accuracy, with intervals that
-hold together at 95 %; p-values are Holm-corrected within a table, where nothing else is said. *Established*: p < 0.05
-in favour of the first row named; *reversed*: p < 0.05 against it; *equivalent*: the 90 % interval lies within ±0.5
-points; otherwise *inconclusive*. Where runs failed, a verdict must also hold with them counted as guessing. Test scores
-of a table are looked at when all its runs are done."""
+The plan, [experiments/PLAN.md](experiments/PLAN.md), fixed the runs, the tests and the rules before there was any
+score. Test scores of a table are looked at when all its runs are done.
+
+- **Accuracies** are in per cent: the mean ± standard error over seeds or folds, and how many of the planned runs it is
+  of. The paper's numbers for CIFAR and SVHN are of one run each.
+- **Differences** are in points of accuracy. *95 % together*: the intervals of a table hold all at once with 95 %
+  confidence. *90 % alone*: each holds by itself. p-values are Holm-corrected over the contrasts of a table, unless it
+  says otherwise.
+- **Verdicts**: *established*, p < 0.05 in favour of the first row named; *reversed*, p < 0.05 against it; *equivalent*,
+  the 90 % interval lies within ±0.5 points; otherwise *inconclusive*. Where runs failed, a verdict must also hold with
+  them counted as guessing."""
 
 
 def build(results: Path, document: Path) -> list[Path]:
@@ -88,7 +92,8 @@ def _section(state: State, show: Show) -> Iterator[str]:
     """What there is to say of one experiment."""
     experiment = state.experiment
     yield f"## {experiment.title}"
-    yield f"The paper: {experiment.claim} Run it with `{experiment.command} --data DIR`. {_state_of(state)}"
+    yield f"The paper's claim: {experiment.claim}"
+    yield f"Run it with `{experiment.command} --data DIR`. {_state_of(state)}"
     yield from experiment.remarks
     if experiment.name == "gains":
         yield from _gains(state, show)
@@ -107,20 +112,22 @@ def _state_of(state: State) -> str:
         return f"**Not run.**{possible}"
     notes = dict.fromkeys(run["note"] for run in recorded if run.get("note"))
     about = "".join(f" Note: {note}." for note in notes)
-    return f"State: {progress(state)}.{_took(recorded)}{about}"
+    choosing = len(state.tuning.recorded) if state.planned else 0
+    return f"State: {progress(state)}.{_took(recorded, choosing)}{about}"
 
 
-def _took(recorded: Sequence[Record]) -> str:
+def _took(recorded: Sequence[Record], choosing: int) -> str:
     """On what runs were trained and how long, as far as their records say so."""
     runs = [run for run in recorded if "seconds" in run and "device" in run]
     if not runs:
         return ""
     devices, hours = device_and_hours(runs)
     took = f"{hours:.1f} hours" if hours >= 2 else f"{60 * hours:.0f} minutes"
-    known = "" if len(runs) == len(recorded) else f", of {len(recorded)}, that tell"
+    parts = f", of which {choosing} choose numbers," if 0 < choosing < len(recorded) else ""
+    known = "" if len(runs) == len(recorded) else f" (as {len(runs)} of them tell)"
     return (
-        f" The {counted(len(runs), 'recorded run')}{known} took {took} on {devices}, added up one by one though "
-        "several shared a device."
+        f" Added up, its {counted(len(recorded), 'recorded run')}{parts} took {took} on {devices}{known}; runs that "
+        "shared a device at the same time count in full."
     )
 
 
@@ -165,13 +172,13 @@ def _sampling(comparison: Comparison, sentences: Sequence[str]) -> Iterator[str]
     """What other test images might have changed, and for which contrasts nobody can tell."""
     if sentences:
         yield (
-            "The tests above take the test images as they are. Drawn anew with the runs, with replacement, they show "
-            "how far a difference may be off because the test set is a sample too. No verdict rests on this."
+            "The tests above take the test images as given. They are a sample too: a bootstrap that draws runs and "
+            "test images anew, with replacement, shows how far off a difference may be. No verdict rests on it."
         )
         yield _bullets(f"{sentence}." for sentence in sentences)
     without = [_named(pair) for pair in comparison.contrasts if pair.bootstrap is None]
     if without:
-        yield f"Not drawn anew for {listed(without)}: it takes two pairs of runs whose predictions were kept."
+        yield f"No bootstrap for {listed(without)}: it takes two pairs of runs whose predictions were kept."
 
 
 def _named(contrast: Contrast) -> str:
@@ -293,6 +300,9 @@ def _percent(share: float | None) -> str:
 # Figures of the paper
 
 
+_GAIN_HEADS = ("median, ours", "median, paper", "largest, ours", "largest, paper")
+
+
 def _gains(state: State, show: Show) -> Iterator[str]:
     if not state.is_complete:
         return
@@ -306,9 +316,12 @@ def _gains(state: State, show: Show) -> Iterator[str]:
         bound = paper.GAINS_GAMMA if name == "maxgain" else None
         figure = partial(figures.boxes, known, theirs, bound, row)
         count = counted(max(len(state.measured(row, part)) for part in known), "run")
-        yield f"`{row}`, the mean of {count} for every number, medians and largest gains alike; the paper has one run."
+        yield f"`{row}`: ours is the mean of {count}, of medians and of largest gains alike; the paper's is one run."
         yield show(f"gains-{name}", figure, f"Gains by layer of {row}, ours beside the paper's")
-        heads = ("layer", *(f"{part} {what}" for part in known for what in ("median", "paper's", "largest", "paper's")))
+        largest = listed(f"{_largest(state.measured(row, part)):.3f} on the {part} set" for part in known)
+        published = listed(f"{_largest([theirs[part]]):.3f}" for part in known)
+        yield f"The largest gain in any layer of any run is {largest}; the paper's: {published}."
+        heads = ("layer", *(f"{part} {what}" for part in known for what in _GAIN_HEADS))
         yield _table(
             heads,
             [
@@ -324,6 +337,10 @@ def _gains(state: State, show: Show) -> Iterator[str]:
                 for layer in range(len(theirs["train"]))
             ],
         )
+
+
+def _largest(runs: Sequence[Boxes]) -> float:
+    return max(box[-1] for boxes in runs for box in boxes)
 
 
 def _gamma_curve(state: State, show: Show) -> Iterator[str]:
