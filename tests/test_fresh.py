@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from explicit import largest_gain
 from maxgain import MaxGain, measure_gains
+from odd_layers import Noisy
 
 
 def linear_part(layer: nn.Module, x: Tensor, size: torch.Size) -> Tensor:
@@ -74,3 +75,18 @@ def test_an_output_padding_that_no_output_size_asks_for_is_replayed(shape: tuple
     layer(x)
     constraint.step()
     assert measure_gains(layer, [x]).gains[""].max() == pytest.approx(0.1, rel=1e-4)
+
+
+def test_promise_01_a_layer_that_draws_numbers_and_keeps_count_is_not_disturbed() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(Noisy(6, 6), nn.Dropout(), Noisy(6, 2))
+    watched = copy.deepcopy(plain)
+    for model in (plain, watched):
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        if model is watched:
+            MaxGain(model, gamma=float("inf"), measure="fresh").attach(optimiser)
+        torch.manual_seed(1)
+        for _ in range(3):
+            model(torch.randn(4, 6)).square().sum().backward()
+            optimiser.step()
+    assert all(map(torch.equal, plain.state_dict().values(), watched.state_dict().values()))

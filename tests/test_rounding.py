@@ -181,6 +181,16 @@ def test_promise_02_a_first_batch_with_an_instance_near_zero_does_not_shrink_the
     assert constraint.scales[""] == pytest.approx(0.5, rel=0.02)
 
 
+@pytest.mark.parametrize(("p", "faint", "bias"), [(20.0, 1e-18, 1.0), (3.0, 1e-24, 1e-17), (2.0, 1e18, 1e25)])
+def test_promise_04_a_bias_does_not_hide_wx_where_powers_leave_the_range_of_numbers(p, faint, bias):
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 5)
+    nn.init.constant_(layer.bias, bias)
+    x = torch.randn(8, 6)
+    exact = (x @ layer.weight.T.detach()).norm(p, dim=1) / x.norm(p, dim=1)
+    assert max(measure_gains(layer, [x * faint], p).gains[""]) == pytest.approx(exact.amax().item(), rel=0.04)
+
+
 def test_an_instance_of_zeros_makes_no_layer_run_again(monkeypatch):
     layer, x = nn.Linear(6, 5), torch.randn(8, 6)
     x[3] = 0

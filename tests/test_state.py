@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from maxgain import MaxGain
 from maxgain.errors import MeasurementWarning, StateError
+from maxgain.functional import record
+from maxgain.observe import Tally
 from small_net import each_measure, net, one_step
 
 
@@ -51,6 +53,18 @@ def test_measurements_of_an_unfinished_step_are_part_of_the_state() -> None:
     resumed.step()
     assert all(map(torch.equal, model.parameters(), twin.parameters()))
     assert resumed.scales["0"] < 1
+
+
+def test_a_state_is_taken_up_where_the_observers_of_every_device_look() -> None:
+    here, there = torch.device("cpu"), torch.device("cpu", 0)  # one device by two names: as good as two
+    tally = Tally(2, torch.float32)
+    (maxima, dropped), (other_maxima, other_dropped) = tally.on(here), tally.on(there)
+    record(other_maxima, other_dropped, 1, torch.tensor([5.0, torch.inf]))
+    tally.load(here, torch.tensor([1.0, 2.0]), torch.tensor([3, 4]))
+    assert [one.tolist() for one in tally.over_devices(here)] == [[1.0, 2.0], [3, 4]]
+    record(maxima, dropped, 0, torch.tensor([6.0]))
+    record(other_maxima, other_dropped, 1, torch.tensor([7.0, torch.inf]))
+    assert [one.tolist() for one in tally.over_devices(here)] == [[6.0, 7.0], [3, 5]]
 
 
 def test_a_state_is_tensors_alone_and_a_copy() -> None:

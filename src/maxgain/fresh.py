@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from . import torch_quirks
 from .distributed import whole, whole_weights
 from .errors import UnsupportedLayerError
 from .layers import FoundLayer, Instance, refusal
@@ -73,9 +75,12 @@ class FreshMaximum(RunningMaximum):
         self.kept, self.kept_count = nothing_kept(), 0
 
     def _forward(self, x: Tensor, shape: torch.Size) -> Tensor:
-        module = self.layer.module
+        module, kind = self.layer.module, self.layer.kind
+        # A forward of somebody's own may draw random numbers and change buffers, as training alone should.
+        is_known = kind.form is not None and not self.layer.own_forward
         try:
-            output: Tensor = module.forward(x, **self.layer.kind.forward_arguments(module, x, shape))
+            with contextlib.nullcontext() if is_known else torch_quirks.undisturbed(module, x.device):
+                output: Tensor = module.forward(x, **kind.forward_arguments(module, x, shape))
         except TypeError as error:
             reason = "its forward takes more than its input, which measure='fresh' does not keep"
             raise UnsupportedLayerError(refusal(self.layer, "measured afresh", reason)) from error

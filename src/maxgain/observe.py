@@ -243,10 +243,13 @@ class Tally:
                 maxima.index_fill_(0, layers.to(maxima.device), UNMEASURED)
 
     def load(self, device: torch.device, maxima: Tensor, dropped: Tensor) -> None:
-        """Take up what was saved."""
-        self._by_device = {device: self.on(device)}
-        self.on(device)[0].copy_(maxima)
-        self.on(device)[1].copy_(dropped)
+        """Take up what was saved, in the same tensors: observers of every device know theirs."""
+        own_maxima, own_dropped = self.on(device)
+        self.forget(None)
+        for _, counts in self._by_device.values():
+            counts.zero_()
+        own_maxima.copy_(maxima)
+        own_dropped.copy_(dropped)
 
 
 class RunningMaximum:

@@ -100,8 +100,9 @@ def rounding_share(layer: FoundLayer, x: Tensor, output: Tensor) -> Tensor:
 def unrounded(layer: FoundLayer, x: Tensor, z: Tensor, p: float, dims: int, lost: float) -> Tensor:
     """``Wx`` of a layer, which is run once more without its bias if some instance's z is as small as ``lost``."""
     over = tuple(range(-dims, 0))
-    z_norm, x_norm = (torch.linalg.vector_norm(v, ord=p, dim=over, dtype=torch.float64) for v in (z, x))
-    if bool(((z_norm <= lost) & (x_norm > 0)).any()):
+    z_norm = torch.linalg.vector_norm(z, ord=p, dim=over, dtype=torch.float64)
+    largest = torch.linalg.vector_norm(x, ord=math.inf, dim=over)  # another norm's powers may underflow
+    if bool(((z_norm <= lost) & (largest > 0)).any()):
         with _bias_of_zero(layer):
             z = layer.module.forward(x, **layer.kind.forward_arguments(layer.module, x, z.shape))
     return z

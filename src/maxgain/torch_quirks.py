@@ -149,7 +149,7 @@ def undisturbed(module: nn.Module, device: torch.device) -> Iterator[None]:
         for home, name, buffer in buffers:
             home[name] = None if buffer is None else buffer.clone()
         with (
-            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            torch.random.fork_rng([device] if device.type == "cuda" and not is_capturing(device) else []),
             torch.autocast(device.type, enabled=False),
         ):
             yield

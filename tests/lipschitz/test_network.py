@@ -32,6 +32,10 @@ def test_an_activation_has_the_constant_of_its_steepest_slope(activation):
         assert steepest - 1e-9 <= part_constant(activation, p) <= steepest * 1.001
 
 
+def test_an_activation_that_grows_without_bound_has_no_constant():
+    assert part_constant(nn.CELU(-1.0), 2) is None
+
+
 def test_every_elementwise_part_is_in_the_test_above():
     untested = {kind for kind, constant in PARTS.items() if "Pool" not in kind.__name__} - set(map(type, ACTIVATIONS))
     assert untested == {nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d}

@@ -41,6 +41,16 @@ def test_a_dense_map_is_as_steep_as_its_operator_norm(p):
     assert slope.value <= np.linalg.norm(matrix, p) * (1 + 1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_network_of_half_precision_has_slopes_too(dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).to(dtype)
+    slope = sampled_slope(model, [torch.randn(50, 6).to(dtype)])
+    exact = sampled_slope(copy.deepcopy(model).double(), [torch.randn(50, 6).double()])
+    assert 0 < slope.neighbours <= exact.value * 1.1
+    assert slope.value == pytest.approx(exact.value, rel=0.3)
+
+
 def test_for_positive_matrices_the_power_method_finds_the_norm_for_any_p():
     matrix = torch.rand(4, 5)
     slope = sampled_slope(linear(matrix), [torch.randn(20, 5)], p=3, iterations=100)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MaxGainError
-from ..functional import check_count, check_p, gain
+from ..functional import check_count, check_p, gain, widened
 from ..layers import check_model
 from ..measure import call, evaluating, several
 
@@ -121,15 +121,15 @@ def _steepest(z: Tensor, x: Tensor, first: Tensor, second: Tensor, p: float) -> 
     rounding = ROUNDINGS * torch.finfo(z.dtype).eps
     slopes = []
     for i, j in zip(torch.split(first, AT_ONCE), torch.split(second, AT_ONCE), strict=True):
-        apart = (x[i] - x[j]).flatten(1)
-        slope = gain((z[i] - z[j]).flatten(1), apart, p)
-        slopes.append(slope - rounding * gain(z[i].abs().add(z[j].abs()).flatten(1), apart, p))
+        (x_i, x_j), (z_i, z_j) = ([widened(v[at]).flatten(1) for at in (i, j)] for v in (x, z))
+        slope = gain(z_i - z_j, x_i - x_j, p)
+        slopes.append(slope - rounding * gain(z_i.abs() + z_j.abs(), x_i - x_j, p))
     return torch.cat(slopes).amax().clamp_min(0).item()
 
 
 def _nearest(x: Tensor, some: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """Some inputs and, for each, the nearest that is not too near; by index."""
-    flat = x.flatten(1)
+    flat = widened(x.flatten(1))
     lengths = torch.linalg.vector_norm(flat, p, dim=1, keepdim=True)
     nearest = []
     for part in torch.split(some, AT_ONCE):
