@@ -140,13 +140,13 @@ def without_bias(output: Tensor, bias: Tensor | None, channel_dims: int) -> Tens
 
 def lost_beside(bias: Tensor, entries: int, p: float, dtype: torch.dtype) -> float:
     """The norm up to which a ``Wx`` of this many entries may be off by more than 3 % after it was added to a bias."""
-    largest = torch.linalg.vector_norm(bias, ord=math.inf).item() if bias.numel() else 0.0
+    largest: float = torch.linalg.vector_norm(bias, ord=math.inf).item() if bias.numel() else 0.0
     if not 0 < largest < math.inf:
         return 0.0
     # Of entries up to 1, whose powers do not overflow; and of the bias at all positions that it is added at.
     wide = torch.promote_types(bias.dtype, torch.float32)
-    norm = largest * torch.linalg.vector_norm(bias / largest, ord=p, dtype=wide).item()
-    return 16 * torch.finfo(dtype).eps * norm * float((entries / bias.numel()) ** (1 / p))
+    norm: float = largest * torch.linalg.vector_norm(bias / largest, ord=p, dtype=wide).item()
+    return 16 * torch.finfo(dtype).eps * norm * math.pow(entries / bias.numel(), 1 / p)
 
 
 def along_channels(v: Tensor, channel_dims: int) -> Tensor:
