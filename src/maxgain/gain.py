@@ -286,3 +286,4 @@ class MaxGain(Constraint):
             self._pause(self._is_paused)
         if self.strength == "rate":
             self._peaks.copy_(self._unpacked(state, "peak"))
+            self._rates.copy_(self._peaks)  # in full, until an optimiser says what its rate is
