@@ -32,13 +32,13 @@ def explicit_matrix(kernel: np.ndarray, size: int, stride: int, padding: int) ->
     return csr_matrix((values, (rows, columns)), shape=(outputs * out**2, channels * size**2))
 
 
-def compare() -> tuple[float, float, float]:
+def compare(size: int = SIZE) -> tuple[float, float, float]:
     """The norm of one strided convolution: by the SVD of its matrix, by operator_norms, as spectral_norm takes it."""
     torch.manual_seed(0)
     conv = nn.Conv2d(64, 64, 3, stride=2, padding=1, bias=False)
-    matrix = explicit_matrix(conv.weight.detach().double().numpy(), SIZE, stride=2, padding=1)
+    matrix = explicit_matrix(conv.weight.detach().double().numpy(), size, stride=2, padding=1)
     by_svd = svds(matrix, k=1, return_singular_vectors=False, rng=0).item()
-    ours = operator_norms(conv, torch.zeros(1, 64, SIZE, SIZE)).norms[""]
+    ours = operator_norms(conv, torch.zeros(1, 64, size, size)).norms[""]
     before = conv.weight.detach().clone()
     spectral_norm(conv, n_power_iterations=200)
     theirs = (before.norm() / conv.weight.norm()).item()

@@ -6,7 +6,7 @@ from maxgain.study.comparing import records
 from maxgain.study.recipes import to_json
 from maxgain.study.reproduce.running import TUNING, Recorded
 from maxgain.study.reproduce.state import look
-from synthetic_records import synthetic_run
+from synthetic_records import as_failed, synthetic_run
 
 
 def record_of(job, accuracy=0.9, *, layers=19, has_test=True, **fields):
@@ -30,13 +30,7 @@ def record_of(job, accuracy=0.9, *, layers=19, has_test=True, **fields):
 
 def failure_of(job, error="the loss is no longer a number", **fields):
     """The record of a run that failed."""
-    done = record_of(job)
-    kept = {
-        name: done[name]
-        for name in ("recipe", "regulariser", "seed", "fold", "config", "key", "fingerprint")
-        if name in done
-    }
-    return kept | {"status": "failed", "error": error} | fields
+    return as_failed(record_of(job), error) | fields
 
 
 def tune(experiment, results, best=2.0):

@@ -63,7 +63,11 @@ def synthetic_run(regulariser, *, fold=0, seed=0, accuracy=None, epochs=12, laye
 
 def failed_run(regulariser, *, fold=0, seed=0, error="the loss is no longer a number"):
     """A run that failed, as `maxgain compare` records it."""
-    done = synthetic_run(regulariser, fold=fold, seed=seed)
+    return as_failed(synthetic_run(regulariser, fold=fold, seed=seed), error)
+
+
+def as_failed(done, error):
+    """What is recorded of the run if it fails instead."""
     kept = {name: done[name] for name in ("recipe", "regulariser", "seed", "fold", "config", "key", "fingerprint")}
     return kept | {"status": "failed", "error": error}
 

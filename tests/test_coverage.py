@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from maxgain import Lipschitz, MaxGain, MaxNorm, WeightClip, register_layer
+from maxgain import MaxGain, register_layer
 from maxgain.errors import MeasurementWarning
+from odd_layers import each_constraint
 
 
 class Experts(nn.Module):
@@ -35,7 +36,7 @@ class Block(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("constrain", [MaxGain, Lipschitz, MaxNorm, WeightClip])
+@each_constraint
 def test_promise_17_a_sizeable_share_without_a_bound_is_named_once(constrain: Any) -> None:
     with pytest.warns(MeasurementWarning) as said:
         constraint = constrain(Block(), 1.0)

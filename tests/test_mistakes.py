@@ -19,7 +19,6 @@ from maxgain.errors import (
     PatternError,
     UnsupportedLayerError,
 )
-from maxgain.layers import KINDS
 from small_net import hooks, net, sgd
 
 
@@ -115,7 +114,6 @@ def test_promise_15_mistakes_are_answered_in_words(
 def test_a_registered_type_without_the_weight_that_was_named_is_refused_by_that_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("maxgain.layers.KINDS", dict(KINDS))
     register_layer(nn.Bilinear, 1, weight="factor")
     monkeypatch.setattr("maxgain.layers.REFUSED", {})
     with pytest.raises(UnsupportedLayerError, match=r"layer '0' .* cannot be constrained: it has no 'factor'"):
