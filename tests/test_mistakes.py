@@ -90,6 +90,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[MaxGainError], str]] = {
     ),
     "a layer type that is none": (lambda: register_layer(net(), 1), MaxGainError, "a subclass of nn.Module or its"),  # type: ignore[arg-type]
     "no linear part": (lambda: register_layer(nn.Flatten, 1, "x"), MaxGainError, "linear_part must be a function"),  # type: ignore[arg-type]
+    "a class instead of a model": (
+        lambda: MaxGain(nn.Linear),
+        UnsupportedLayerError,
+        "must be a torch.nn.Module, not the class Linear",
+    ),  # type: ignore[arg-type]
     "no optimiser": (
         lambda: MaxGain(net()).attach("adam"),
         AttachError,
@@ -133,6 +138,13 @@ def test_an_optimiser_is_attached_once() -> None:
     constraint = MaxGain(model).attach(optimiser)
     with pytest.raises(AttachError, match="this SGD is attached to this MaxGain already"):
         constraint.attach(optimiser)
+
+
+def test_a_step_by_hand_after_detaching_says_so() -> None:
+    constraint = MaxGain(net())
+    constraint.detach()
+    with pytest.raises(AttachError, match="is detached and measures nothing"):
+        constraint.step()
 
 
 def test_a_step_without_any_forward_says_so_unless_it_is_paused() -> None:

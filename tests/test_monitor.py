@@ -228,8 +228,8 @@ def test_a_network_that_diverges_is_noticed_before_its_loss_is_infinite() -> Non
         ({"factor": 1.0}, "factor must be a number greater than 1"),
         ({"factor": math.nan}, "factor must be a number greater than 1"),
         ({"window": 3}, f"window must be a whole number from {ENOUGH} to .*, not 3"),
-        ({"writer": 5}, "a int cannot be written to: give a TensorBoard SummaryWriter"),
-        ({"writer": logging.getLogger()}, "a RootLogger cannot be written to: give a TensorBoard SummaryWriter"),
+        ({"writer": 5}, "nothing can be written to int: give a TensorBoard SummaryWriter"),
+        ({"writer": logging.getLogger()}, "nothing can be written to RootLogger: give a TensorBoard SummaryWriter"),
     ],
 )
 def test_mistakes_are_answered_in_words(options, said) -> None:

@@ -217,6 +217,25 @@ def test_an_optimiser_that_steps_without_being_attached_is_noticed(constrain: An
     constraint.detach()
 
 
+@pytest.mark.parametrize("constrain", [MaxGain, Lipschitz, MaxNorm])
+def test_a_constraint_that_nobody_attached_is_noticed(constrain: Any) -> None:
+    model = net()
+    constraint = constrain(model, GAMMA)
+    with pytest.warns(MeasurementWarning, match=r"'0', '2'.*\(Adam\) that is not attached.*: call attach\(optimizer\)"):
+        train_by_another(model, UPDATES_UNTIL_NOTICED)
+    train_by_another(model, 5)  # said once
+    constraint.detach()
+
+
+def test_nobody_need_attach_who_only_measures_or_steps_by_hand() -> None:
+    model = net()
+    measuring, by_hand = MaxGain(model, float("inf")), MaxGain(model, GAMMA)
+    for _ in range(UPDATES_UNTIL_NOTICED + 1):
+        train_by_another(model, 1)
+        by_hand.step()
+    assert max(measuring.gains.values()) > 0
+
+
 def in_place(parameter: nn.Parameter) -> None:
     with torch.no_grad():
         parameter -= 0.1 * parameter.grad

@@ -103,6 +103,7 @@ class Constraint(ABC):
         self._left_out = LeftOut(model, self._layers, exclude, is_meant=include is not None)
         self._left_out.tell()
         self._watch()
+        self._missed.follow()
 
     # What a constraint is made of.
 
@@ -160,6 +161,7 @@ class Constraint(ABC):
 
     def step(self) -> None:
         """Project every constrained layer now; for those who update weights without an attached optimiser."""
+        self._missed.strangers = 0
         self._project(self._share(None), None)
 
     def discard(self) -> None:

@@ -14,7 +14,7 @@ from . import torch_quirks
 from .constraint import FIRST_LOOK, Constraint
 from .coverage import Bound, Share, parameters_of
 from .distributed import Group, Sharing, check_group
-from .errors import MaxGainError, MeasurementWarning
+from .errors import AttachError, MaxGainError, MeasurementWarning
 from .fresh import FreshMaximum
 from .functional import check_choice, check_count, check_p
 from .layers import Instance
@@ -126,6 +126,12 @@ class MaxGain(Constraint):
         super().detach()
         self._rounding = None
         self._until_look, self._wait = FIRST_LOOK
+
+    def step(self) -> None:
+        """Project every constrained layer now; for those who update weights without an attached optimiser."""
+        if not self._hooks:
+            raise AttachError("this MaxGain is detached and measures nothing: attach it again, or make a new one.")
+        super().step()
 
     def _make_observers(self) -> list[RunningMaximum]:
         self._tally = Tally(len(self._layers), self._dtype)

@@ -389,7 +389,8 @@ def matches(name: str, glob: str) -> bool:
 def check_model(model: nn.Module) -> None:
     """Refuses what is not a model."""
     if not isinstance(model, nn.Module):
-        raise UnsupportedLayerError(f"the model must be a torch.nn.Module, not {type(model).__name__}.")
+        given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise UnsupportedLayerError(f"the model must be a torch.nn.Module, not {given}.")
 
 
 def kind_of(module: nn.Module) -> LayerKind | None:

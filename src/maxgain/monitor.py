@@ -72,7 +72,7 @@ class Monitor:
             noticed; one that takes longer becomes usual on the way.
         on_alarm: what to call with an ``Alarm``; by default it becomes a warning. It may raise to stop the training.
 
-    Example:
+    Examples:
         >>> from torch import nn, optim, randn
         >>> from maxgain import MaxGain
         >>> model = nn.Linear(4, 2)
@@ -98,7 +98,7 @@ class Monitor:
         on_alarm: Callable[[Alarm], None] = warn,
     ) -> None:
         if not hasattr(constraint, "bounds"):
-            raise MaxGainError(f"a constraint, such as MaxGain, can be watched, and not {constraint!r:.60}.")
+            raise MaxGainError(f"a constraint, such as MaxGain, can be watched, and not {type(constraint).__name__}.")
         self.constraint = constraint
         self.every = check_count("every", every)
         self.factor = check_positive("factor", factor, above=1)  # gains always vary a little
@@ -182,7 +182,7 @@ def sender(writer: Any) -> Send:
     if callable(writer):
         return writer  # type: ignore[no-any-return]
     raise MaxGainError(
-        f"a {type(writer).__name__} cannot be written to: give a TensorBoard SummaryWriter, a Weights & Biases run, "
+        f"nothing can be written to {type(writer).__name__}: give a TensorBoard SummaryWriter, a Weights & Biases run, "
         "trackio, a Lightning logger, or a function of a dictionary and the step."
     )
 

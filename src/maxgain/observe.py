@@ -341,12 +341,17 @@ class Missed:
     """What the weight that is looked at was like in the last forward."""
     _by: str = ""
 
-    def follow(self, optimizer: Optimizer, hooks: Sequence[Hook]) -> None:
-        """An optimiser was attached; the hooks are those of the layers, if the constraint looks at forwards."""
+    def follow(self, optimizer: Optimizer | None = None, hooks: Sequence[Hook] = ()) -> None:
+        """Optimisers that step are heard of, and one that was attached is followed.
+
+        The hooks are those of the layers, if the constraint looks at forwards.
+        """
+        if not _hearing:
+            _hearing.append(register_optimizer_step_post_hook(_tell))
+        _following.add(self)
+        if optimizer is None:
+            return
         if not self.attached:
-            if not _hearing:
-                _hearing.append(register_optimizer_step_post_hook(_tell))
-            _following.add(self)
             # Sharded weights are gathered anew for each forward, which changes them too.
             trained = [h for h in hooks if h.layer.weight.requires_grad and not is_sharded(h.layer.weight)]
             for hook in trained[:1]:
@@ -393,10 +398,12 @@ class Missed:
         self.strangers += bool(bounded)
         if bounded and self.strangers == UPDATES_UNTIL_NOTICED:
             names = ", ".join(map(repr, bounded))
+            remedy = "attach it too, or leave them out with exclude"
+            if not self.attached:
+                remedy = "call attach(optimizer), or step() after each update"
             warnings.warn(
                 f"nothing holds these layers to their bounds: {names}. They are updated by an optimiser "
-                f"({type(optimizer).__name__}) that is not attached to this {self.what}: attach it too, or leave them "
-                "out with exclude.",
+                f"({type(optimizer).__name__}) that is not attached to this {self.what}: {remedy}.",
                 MeasurementWarning,
                 stacklevel=2,
             )

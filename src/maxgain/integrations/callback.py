@@ -11,6 +11,7 @@ from torch import nn
 
 from ..coverage import Bound, parameters_of
 from ..errors import AttachError
+from ..functional import check_bound
 from ..gain import MaxGain
 from ..monitor import curves
 
@@ -25,7 +26,12 @@ class ConstrainingCallback:
     """The constraint of the newest training; None before the first."""
 
     def __init__(self, gamma: Bound = 2.0, **options: Any) -> None:
-        inspect.signature(MaxGain).bind(None, gamma, **options)  # a misspelt argument is known at once
+        try:  # a misspelt argument is known at once
+            inspect.signature(MaxGain).bind(None, gamma, **options)
+        except TypeError as error:
+            raise TypeError(f"{type(self).__name__}() {error}; see help(MaxGain), whose arguments it takes.") from None
+        for bound in gamma.values() if isinstance(gamma, Mapping) else [gamma]:
+            check_bound(bound)
         self.gamma = _plain(gamma)
         self.options = {name: _plain(value) for name, value in options.items()}
         self.constraint = None
