@@ -1,1 +1,1 @@
-"""What the pages' numbers and figures come from: one module a page, each with `measure`, `table` and `draw`."""
+"""What the pages' numbers and figures come from: one module per page, each with `measure`, `table` and `draw`."""

@@ -26,7 +26,7 @@ KINDS = {
 
 
 def measure(effort: Effort) -> dict[str, Any]:
-    """For each kind and layer, one entry a seed: quantiles of the gains over all training images, and the norm."""
+    """For each kind and layer, one entry per seed: quantiles of the gains over all training images, and the norm."""
     numbers: dict[str, Any] = {}
     for kind, constrain in KINDS.items():
         models = [trained(effort, seed, constrain) for seed in effort.seeds]
@@ -92,7 +92,7 @@ def _both(kind: dict[str, Any], layer: str) -> str:
 
 
 def draw(numbers: dict[str, Any]) -> Figure:
-    """One panel a kind, one row a layer: the gains' range, their largest, and the operator norm beyond them."""
+    """One panel per kind, one row per layer: the gains' range, their largest, and the operator norm beyond them."""
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     panels = figure.subplots(1, len(numbers), sharey=True, sharex=True)
     for panel, (kind, row) in zip(panels, numbers.items(), strict=True):

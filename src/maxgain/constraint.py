@@ -141,7 +141,7 @@ class Constraint(ABC):
         if not self._optimizers:
             self._watch()
         torch_quirks.after_scaler_step(optimizer, self._drop)
-        # A compiled step leaves this as it is: it counts on the host, and would be compiled anew for each count.
+        # A compiled step leaves this as it is: it counts on the host, and would be compiled again for each count.
         after_step = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
         self._optimizers[optimizer] = optimizer.register_step_post_hook(after_step)
         self._missed.follow(optimizer, self._hooks)

@@ -241,7 +241,7 @@ class LeftOut:
             why, remedy = "belong to modules of a type that is not known", "register_layer() teaches a type"
             if self.known is not None:
                 why = "were added to the model, or unfrozen, since the constraint was made"
-                remedy = "Make the constraint anew, on the model as it is"
+                remedy = "Make the constraint again, on the model as it is"
             warnings.warn(
                 f"{share:.0%} of the weights in this model's matrices have no bound, because they {why}: {names}."
                 f"{hint} {remedy}; exclude says that it is meant.",

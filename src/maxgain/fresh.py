@@ -22,7 +22,7 @@ MOST_KEPT = 64
 class Kept:
     """An input of a layer, the shape of its output, and what was kept before it.
 
-    A chain and not a list, because torch.compile would compile anew for each length of a list. It does not end in None
+    A chain and not a list, because torch.compile would compile again for each length of a list. It does not end in None
     either: the first input would then be another case than the others.
     """
 

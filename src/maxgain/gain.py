@@ -187,7 +187,7 @@ class MaxGain(Constraint):
             warnings.warn(
                 "these layers are trained but measured no longer, so nothing holds them to their bounds: "
                 f"{', '.join(f'{name!r} ({why})' for name, why in silent.items())}. Call model.train() before training "
-                "goes on; where a layer was replaced, make the constraint anew, on the model as it is.",
+                "goes on; where a layer was replaced, make the constraint again, on the model as it is.",
                 MeasurementWarning,
                 stacklevel=2,
             )

@@ -235,7 +235,7 @@ class Tally:
         return maxima, dropped
 
     def forget(self, layers: Tensor | None) -> None:
-        """Start anew after a step: all layers, or those that an index names."""
+        """Start again after a step: all layers, or those that an index names."""
         for maxima, _ in self._by_device.values():
             if layers is None:
                 maxima.fill_(UNMEASURED)
@@ -352,7 +352,7 @@ class Missed:
         if optimizer is None:
             return
         if not self.attached:
-            # Sharded weights are gathered anew for each forward, which changes them too.
+            # Sharded weights are gathered again for each forward, which changes them too.
             trained = [h for h in hooks if h.layer.weight.requires_grad and not is_sharded(h.layer.weight)]
             for hook in trained[:1]:
                 hook.look = partial(self._look, hook.layer)

@@ -164,9 +164,9 @@ def undisturbed(module: nn.Module, device: torch.device) -> Iterator[None]:
 def put_first(hooks: dict[int, Any], name: int) -> None:
     """Have one of a module's hooks called before the others.
 
-    These are added anew behind it. ``prepend=True`` and ``move_to_end`` would leave it where it was for the compiler of
-    torch 2.11, which reads an ordered dictionary as a plain one. Not seen on torch 2.12 and 2.13. Guarded by
-    tests/promises/test_compile.py.
+    The others are added again behind it. ``prepend=True`` and ``move_to_end`` would leave it where it was for the
+    compiler of torch 2.11, which reads an ordered dictionary as a plain one. Not seen on torch 2.12 and 2.13. Guarded
+    by tests/promises/test_compile.py.
     """
     for other in [other for other in hooks if other != name]:
         hooks[other] = hooks.pop(other)
@@ -176,7 +176,7 @@ def only_as_a_part(function: Callable[..., Any]) -> Callable[..., Any]:
     """Have torch.compile read a function where compiled code calls it, and leave it alone everywhere else.
 
     Behind a graph break hooks are called by code that is not compiled. torch.compile would then compile them by
-    themselves, anew for each layer until it gives up, and say so. As ``torch._dynamo.eval_frame.skip_code`` does, for
+    themselves, once for each layer until it gives up, and say so. As ``torch._dynamo.eval_frame.skip_code`` does, for
     what the function calls as well, and without the seconds that importing it takes. Seen on torch 2.11 to 2.13.
     Guarded by tests/promises/test_compiled_graphs.py.
     """

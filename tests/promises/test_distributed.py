@@ -253,7 +253,7 @@ def test_promise_13_a_layer_that_runs_on_one_rank_only_is_constrained_on_both(ra
     assert first[0] == first[1]
 
 
-def test_promise_13_one_packed_collective_a_step(ranks: Ranks) -> None:
+def test_promise_13_one_packed_collective_per_step(ranks: Ranks) -> None:
     assert [rank["collectives"] for rank in ranks] == [STEPS, STEPS]
 
 

@@ -1,7 +1,7 @@
 """Models that were not written for this project train under the constraint, without a change to their code.
 
 The batches have 32 instances, for a reason: gains are measured here in evaluation mode, and with batches of 8 a deep
-batch norm (one place a channel is left of a small image) sees inputs that differ so much between the modes that its
+batch norm (one place per channel is left of a small image) sees inputs that differ so much between the modes that its
 gain then exceeds the bound by up to 12 %. Without batch norm the excess is at most 2 % either way.
 """
 

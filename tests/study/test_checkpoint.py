@@ -118,7 +118,7 @@ def test_promise_14_no_truncated_file_is_accepted(tmp_path, saved) -> None:
     whole, training = saved
     for length in (0, 1, 8, 9, 100, len(whole) // 2, len(whole) - 1):
         (tmp_path / "c").write_bytes(whole[:length])
-        with pytest.raises(CheckpointError, match="is damaged or no checkpoint; remove it to start the run anew"):
+        with pytest.raises(CheckpointError, match="is damaged or no checkpoint; remove it to start the run again"):
             checkpoint.load(tmp_path / "c", training)
 
 

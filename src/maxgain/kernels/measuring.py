@@ -177,7 +177,7 @@ def _plan(key: tuple[Any, ...]) -> _Plan | None:
     if not known:
         return None
     axis = len(z_shape) - channel_dims
-    # Whatever the batch: torch.compile would compile anew for each size.
+    # Whatever the batch: torch.compile would compile again for each size.
     instances, entries, together = SAMPLES if instance_dims > 1 else ROWS if longest <= LONGEST_ROW else LONG_ROWS
     block = min(power_of_two(longest), entries)
     if instances > 1:

@@ -197,7 +197,7 @@ class TransposedConvolution(Convolution):
         return z
 
     def _extra(self) -> list[int]:
-        """What the call added to the output's size; ``forward(x, output_size)`` can choose it anew each time."""
+        """What the call added to the output's size; ``forward(x, output_size)`` can choose another each time."""
         least = least_extents(self.module, self.input_shape[1:])
         return [out - n for out, n in zip(self.output_shape[1:], least, strict=True)]
 

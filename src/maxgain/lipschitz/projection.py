@@ -126,7 +126,7 @@ class Lipschitz(Constraint):
 class Seen:
     """The sizes that a compiled forward showed, and what was seen before; the chain's end, before which nothing is.
 
-    What compiled code adds to a chain it does not look at. If it compared sizes, it would be compiled anew whenever
+    What compiled code adds to a chain it does not look at. If it compared sizes, it would be compiled again whenever
     they grow, and so after the very first forward.
     """
 
@@ -159,7 +159,7 @@ class FollowedNorm:
         if self.paused:
             return
         sizes = instance_sizes(self.layer, x, output)
-        # A step comes after a forward for gradients, and looks; evaluation may go on for ever.
+        # A step comes after a forward for gradients, and looks; an evaluation may never end.
         if torch.compiler.is_compiling() and self.layer.module.training and torch.is_grad_enabled():
             self._seen = Seen(sizes, before=self._seen)
         else:

@@ -84,11 +84,11 @@ def _read(path: Path) -> tuple[dict[str, Tensor], _About]:
     except MissingFileError as error:
         raise CheckpointError(f"there is no checkpoint {path}: leave --resume out to start the run.") from error
     except (FileError, safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged or no checkpoint; remove it to start the run anew.") from error
+        raise CheckpointError(f"{path} is damaged or no checkpoint; remove it to start the run again.") from error
     if written != FORMAT:
         raise CheckpointError(f"{path} was written by another version of maxgain, in format {written}.")
     if digest != _digest(about, tensors):
-        raise CheckpointError(f"{path} is damaged: its checksum does not fit; remove it to start the run anew.")
+        raise CheckpointError(f"{path} is damaged: its checksum does not fit; remove it to start the run again.")
     try:
         return tensors, files.decode(about, _About)
     except ValueError as error:

@@ -201,7 +201,7 @@ def _remove_unless_held(partial: Path) -> None:
 
 
 def _beside(target: Path) -> Path:
-    """A hidden name in the same folder, hence on the same disk, that no other writer and no other program uses."""
+    """A hidden name in the same folder, so on the same disk, that no other writer and no other program uses."""
     make_folder(target.parent)
     if target.parent not in _swept:
         _swept.add(target.parent)

@@ -43,7 +43,7 @@ class Ranks:
     rank: int = 0
     count: int = 1
     is_restarted: bool = False
-    """Whether torchrun has started the ranks anew, after one of them had died."""
+    """Whether torchrun has started the ranks again, after one of them had died."""
 
     @classmethod
     def started(cls) -> Ranks:

@@ -198,7 +198,7 @@ def from_json(content: dict[str, Any]) -> Recipe:
 
 
 def key(recipe: Recipe) -> str:
-    """A name for what a recipe computes, and nothing else: the same on every machine, for ever.
+    """A name for what a recipe computes, and nothing else: the same on every machine, always.
 
     No part of it are the recipe's name, how its regulariser was written, and fields that no chosen regulariser uses.
     """

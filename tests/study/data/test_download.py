@@ -65,7 +65,7 @@ def publish(server, name, files, sha256=None):
 
 @pytest.fixture
 def cifar(server, monkeypatch):
-    """CIFAR-10 with one image a file, published as an archive; returns what its files hold."""
+    """CIFAR-10 with one image per file, published as an archive; returns what its files hold."""
     names = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
     contents = {name: bytes([i]) + bytes(range(256)) * 12 for i, name in enumerate(names)}
     members = {f"cifar-10-batches-bin/{name}": content for name, content in contents.items()}

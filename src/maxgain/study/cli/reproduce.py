@@ -30,7 +30,7 @@ from .parts import end_of_part
 from .terminal import Common, DataFolder, Screen, typed
 
 EXAMPLES = {
-    "maxgain reproduce": "how far every table and figure is; REPRODUCTION.md is made anew from the records",
+    "maxgain reproduce": "how far every table and figure is; REPRODUCTION.md is made again from the records",
     "maxgain reproduce cifar10 --data ~/data --dry-run": "what would run and how long it would take",
     "maxgain reproduce cifar10 --data ~/data --per-gpu 4 --minutes 25": "as much as fits into 25 minutes",
 }
@@ -42,7 +42,7 @@ class Options(Common):
 
     First numbers are chosen on validation parts, then the table's runs are trained. Every run is recorded as it ends,
     so the same command goes on where it was stopped, on this machine or on another that has the records. At the end
-    REPRODUCTION.md and its figures are made anew from all records; without a name that is all that is done.
+    REPRODUCTION.md and its figures are made again from all records; without a name that is all that is done.
     """
 
     name: Annotated[str | None, tyro.conf.Positional] = None
@@ -74,7 +74,7 @@ PLACES = ("results", "document", "work", "data")
 
 
 def run(options: Options, screen: Screen) -> dict[str, Any]:
-    """Run the stages of an experiment in their order, each as far as time allows, and make the document anew."""
+    """Run the stages of an experiment in their order, each as far as time allows, and make the document again."""
     _refuse_nonsense(options)
     if options.name is not None and not options.dry_run:
         make_folder(options.results)  # what cannot be written is not found out after hours of training

@@ -142,7 +142,7 @@ class Released(Source):
             raise DataError(f"{where / there[0]} is not {self.name}'s: move it away, or choose another --data.")
 
     def _strangers(self, where: Path, files: Iterable[str]) -> str:
-        """Which files are whole but not the published ones: made anew from another release, or damaged."""
+        """Which files are whole but not the published ones: made from another release, or damaged."""
         strange = [file for file in files if not self._is_published(where / file)]
         return f"not the published {', '.join(strange)}, by SHA-256" if strange else ""
 
