@@ -1,5 +1,9 @@
 """Whatever JSON can hold, for tests that write it and read it again."""
 
+import json
+from typing import Any
+
+import pytest
 from hypothesis import strategies as st
 
 VALUES = st.recursive(
@@ -11,3 +15,8 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
+
+
+def strictly(text: str) -> Any:
+    """What any reader of JSON makes of it: Python alone writes NaN and Infinity."""
+    return json.loads(text, parse_constant=pytest.fail)

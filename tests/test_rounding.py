@@ -141,7 +141,7 @@ def test_promise_06_an_evaluation_does_not_take_the_place_of_what_was_to_be_look
     assert list(constraint._rounding.without_bias) == ["0"]
 
 
-def test_a_constraint_that_is_attached_again_looks_anew():
+def test_a_constraint_that_is_attached_again_looks_again():
     model, optimiser, constraint = biased()
     for _ in range(20):
         learn(model, optimiser, torch.randn(8, 16).bfloat16())

@@ -227,7 +227,7 @@ def test_a_gpu_projects_as_a_cpu_does(measure_when: Any) -> None:
         torch.testing.assert_close(a, b.cpu(), rtol=1e-3, atol=1e-4)
 
 
-def test_a_plan_does_not_make_torch_compile_anew_for_each_batch_size(monkeypatch):
+def test_a_plan_does_not_make_torch_compile_again_for_each_batch_size(monkeypatch):
     monkeypatch.setattr(measuring, "HAS_TRITON", True)
     compiled, gpu = [], SimpleNamespace(type="cuda")
 

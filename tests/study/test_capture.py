@@ -12,7 +12,6 @@ from maxgain.study.capture import Speed, step_of
 from maxgain.study.cli import app as cli
 from maxgain.study.comparing import records
 from maxgain.study.data.splits import Dataset
-from maxgain.study.data.table import load
 from maxgain.study.recipes import RECIPES, Recipe
 from maxgain.study.training import DivergedError, Training, train
 
@@ -21,11 +20,6 @@ RECIPE = replace(RECIPES["digits"], epochs=2, fold=0, augment=True, learning_rat
 PLAIN = Speed(graph=False, compile=False)
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 every_kind = pytest.mark.parametrize("regulariser", ["none", "maxgain=0.8+batchnorm", "maxgain=0.8+dropout"])
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return load("digits", fold=0)
 
 
 def trained(recipe: Recipe, dataset: Dataset, speed: Speed) -> Training:

@@ -14,7 +14,6 @@ from maxgain.errors import CheckpointError
 from maxgain.study import checkpoint
 from maxgain.study.cli import app as cli
 from maxgain.study.data.splits import Dataset
-from maxgain.study.data.table import load
 from maxgain.study.recipes import RECIPES, Recipe
 from maxgain.study.regularisers import REGULARISERS
 from maxgain.study.run_files import CHECKPOINT
@@ -27,11 +26,6 @@ RECIPE = replace(
 )
 SCORES = {f"{part}_{what}": 0.5 for part in ("train", "validation") for what in ("loss", "accuracy")}
 HISTORY = [{"epoch": 1, "learning_rate": 1e-3, "max_gain": {"features.0": 1.5}, "seconds": 0.5, **SCORES}]
-
-
-@pytest.fixture(scope="module")
-def dataset() -> Dataset:
-    return load("digits", fold=0)
 
 
 def begun(recipe: Recipe, dataset: Dataset, steps: int) -> Training:
@@ -61,9 +55,9 @@ EVERY_ROW = [{"regulariser": name, "network": network} for name in REGULARISERS 
     [*EVERY_ROW, {"optimiser": "sgd"}, {"measure": "fresh"}, {"regulariser": "lipschitz-2=0.5+batchnorm+dropout"}],
     ids=lambda changed: " ".join(changed.values()),
 )
-def test_promise_14_a_loaded_training_steps_to_the_same_bits(tmp_path, dataset, changed) -> None:
+def test_promise_14_a_loaded_training_steps_to_the_same_bits(tmp_path, digits, changed) -> None:
     recipe = replace(RECIPE, learning_rate=0.01, **changed)
-    first = begun(recipe, dataset, steps=2)
+    first = begun(recipe, digits, steps=2)
     path = tmp_path / "c.safetensors"
     checkpoint.save(path, first, HISTORY)
     saved = everything(first)
@@ -71,7 +65,7 @@ def test_promise_14_a_loaded_training_steps_to_the_same_bits(tmp_path, dataset, 
         first.step()
     gone_on = everything(first)
 
-    second = Training(recipe, dataset, CPU)
+    second = Training(recipe, digits, CPU)
     assert checkpoint.load(path, second) == HISTORY
     assert_same(everything(second), saved)
     for _ in range(3):
@@ -80,10 +74,10 @@ def test_promise_14_a_loaded_training_steps_to_the_same_bits(tmp_path, dataset, 
     assert second.epoch == first.epoch
 
 
-def test_the_learning_rate_still_follows_the_schedule_after_loading(tmp_path, dataset) -> None:
+def test_the_learning_rate_still_follows_the_schedule_after_loading(tmp_path, digits) -> None:
     recipe = replace(RECIPE, milestones=(1,), decay=0.5)
-    checkpoint.save(tmp_path / "c", begun(recipe, dataset, steps=1), [])
-    training = Training(recipe, dataset, CPU)
+    checkpoint.save(tmp_path / "c", begun(recipe, digits, steps=1), [])
+    training = Training(recipe, digits, CPU)
     checkpoint.load(tmp_path / "c", training)
     training.epoch = 1
     training.begin_epoch()
@@ -91,10 +85,10 @@ def test_the_learning_rate_still_follows_the_schedule_after_loading(tmp_path, da
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory, dataset) -> tuple[bytes, Training]:
+def saved(tmp_path_factory, digits) -> tuple[bytes, Training]:
     path = tmp_path_factory.mktemp("saved") / "c.safetensors"
-    checkpoint.save(path, begun(replace(RECIPE, network="cnn"), dataset, steps=1), HISTORY)
-    return path.read_bytes(), Training(replace(RECIPE, network="cnn"), dataset, CPU)
+    checkpoint.save(path, begun(replace(RECIPE, network="cnn"), digits, steps=1), HISTORY)
+    return path.read_bytes(), Training(replace(RECIPE, network="cnn"), digits, CPU)
 
 
 def test_no_flipped_bit_goes_unseen(tmp_path, saved) -> None:
@@ -151,29 +145,29 @@ def test_another_format_is_named(tmp_path, saved, monkeypatch) -> None:
         ({"p": float("inf")}, "there p is 2.0, here 'inf'"),
     ],
 )
-def test_a_checkpoint_of_another_recipe_is_refused_and_says_why(tmp_path, dataset, changed, said) -> None:
-    checkpoint.save(tmp_path / "c", begun(RECIPE, dataset, steps=1), [])
+def test_a_checkpoint_of_another_recipe_is_refused_and_says_why(tmp_path, digits, changed, said) -> None:
+    checkpoint.save(tmp_path / "c", begun(RECIPE, digits, steps=1), [])
     with pytest.raises(CheckpointError, match=said):
-        checkpoint.load(tmp_path / "c", Training(replace(RECIPE, **changed), dataset, CPU))
+        checkpoint.load(tmp_path / "c", Training(replace(RECIPE, **changed), digits, CPU))
 
 
-def test_promise_18_a_checkpoint_of_other_data_is_refused(tmp_path, dataset) -> None:
-    checkpoint.save(tmp_path / "c", begun(RECIPE, dataset, steps=1), [])
-    fewer = replace(dataset, train=dataset.train[:50])
+def test_promise_18_a_checkpoint_of_other_data_is_refused(tmp_path, digits) -> None:
+    checkpoint.save(tmp_path / "c", begun(RECIPE, digits, steps=1), [])
+    fewer = replace(digits, train=digits.train[:50])
     with pytest.raises(CheckpointError, match=r"c is of other data: .* use the same --data, or another --out"):
         checkpoint.load(tmp_path / "c", Training(RECIPE, fewer, CPU))
 
 
-def test_a_checkpoint_of_another_device_is_refused(tmp_path, dataset, monkeypatch) -> None:
-    checkpoint.save(tmp_path / "c", begun(RECIPE, dataset, steps=1), [])
-    training = Training(RECIPE, dataset, CPU)
+def test_a_checkpoint_of_another_device_is_refused(tmp_path, digits, monkeypatch) -> None:
+    checkpoint.save(tmp_path / "c", begun(RECIPE, digits, steps=1), [])
+    training = Training(RECIPE, digits, CPU)
     training.device = torch.device("cuda")
     with pytest.raises(CheckpointError, match=r"was written on cpu, .* use --device cpu"):
         checkpoint.load(tmp_path / "c", training)
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory, dataset) -> dict[str, bytes]:
+def stopped(tmp_path_factory, digits) -> dict[str, bytes]:
     """The files of a run that was stopped after its first epoch."""
     out = tmp_path_factory.mktemp("stopped") / "run"
 
@@ -181,7 +175,7 @@ def stopped(tmp_path_factory, dataset) -> dict[str, bytes]:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        perform(RECIPE, Place(out), dataset, watcher=Watcher(epoch_done=stop))
+        perform(RECIPE, Place(out), digits, watcher=Watcher(epoch_done=stop))
     return {path.name: path.read_bytes() for path in out.iterdir()}
 
 
@@ -229,15 +223,14 @@ def test_resuming_from_what_does_not_fit_is_one_sentence_and_loses_nothing(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
 
 
-def test_a_run_goes_on_with_the_number_of_threads_that_it_had(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_the_number_of_threads_that_it_had(tmp_path, digits) -> None:
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        dataset = load("digits", fold=0)
         recipe = replace(RECIPES["digits"], network="mlp", fold=0)
-        checkpoint.save(tmp_path / "checkpoint", Training(recipe, dataset, torch.device("cpu")), [])
+        checkpoint.save(tmp_path / "checkpoint", Training(recipe, digits, CPU), [])
         torch.set_num_threads(1)
-        checkpoint.load(tmp_path / "checkpoint", Training(recipe, dataset, torch.device("cpu")))
+        checkpoint.load(tmp_path / "checkpoint", Training(recipe, digits, CPU))
         assert torch.get_num_threads() == 2, "a sum in another order has other bits"
     finally:
         torch.set_num_threads(threads)
@@ -261,9 +254,9 @@ def test_a_run_goes_on_with_the_number_of_threads_that_it_had(tmp_path: Path) ->
         ("rng.cpu", lambda tensor: tensor[:8]),
     ],
 )
-def test_tensors_that_no_training_has_are_refused_though_the_checksum_fits(tmp_path, dataset, which, change) -> None:
+def test_tensors_that_no_training_has_are_refused_though_the_checksum_fits(tmp_path, digits, which, change) -> None:
     path = tmp_path / "c"
-    training = begun(RECIPE, dataset, steps=1)
+    training = begun(RECIPE, digits, steps=1)
     checkpoint.save(path, training, HISTORY)
     with safetensors.safe_open(path, framework="pt") as file:
         header = file.metadata()
@@ -275,11 +268,11 @@ def test_tensors_that_no_training_has_are_refused_though_the_checksum_fits(tmp_p
     header["sha256"] = checkpoint._digest(header["about"], tensors)
     path.write_bytes(safetensors.torch.save(tensors, header))
     with pytest.raises(CheckpointError, match="does not fit"):
-        checkpoint.load(path, Training(RECIPE, dataset, torch.device("cpu")))
+        checkpoint.load(path, Training(RECIPE, digits, CPU))
 
 
-def test_a_history_that_no_training_has_is_refused_though_the_checksum_fits(tmp_path, dataset) -> None:
+def test_a_history_that_no_training_has_is_refused_though_the_checksum_fits(tmp_path, digits) -> None:
     path = tmp_path / "c"
-    checkpoint.save(path, begun(RECIPE, dataset, steps=1), [HISTORY[0] | {"seconds": [None]}])
+    checkpoint.save(path, begun(RECIPE, digits, steps=1), [HISTORY[0] | {"seconds": [None]}])
     with pytest.raises(CheckpointError, match="is no checkpoint of this version"):
-        checkpoint.load(path, Training(RECIPE, dataset, torch.device("cpu")))
+        checkpoint.load(path, Training(RECIPE, digits, CPU))

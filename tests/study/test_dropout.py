@@ -81,7 +81,7 @@ def test_concrete_noise_has_the_moments_of_its_relaxation(rate):
     assert dropped == pytest.approx(rate, abs=5 * math.sqrt(rate * (1 - rate) / SAMPLES))
 
 
-def test_fixed_noise_is_drawn_anew_for_each_element_of_an_image():
+def test_fixed_noise_is_drawn_separately_for_each_element_of_an_image():
     torch.manual_seed(0)
     image = GaussianDropout(0.5)(torch.ones(2, 3, 8, 8)).detach()
     assert image.shape == (2, 3, 8, 8)
@@ -223,7 +223,7 @@ def test_a_rate_outside_zero_and_one_is_refused(noise, rate):
 
 
 def learn(model, loss, steps=300, lr=0.05):
-    """The strength of the model's first layer after so many steps on a loss, and all that it was on the way."""
+    """The strength of the model's first layer after this many steps on a loss, and all that it was on the way."""
     optimiser = torch.optim.Adam([model[0].logit], lr=lr)
     path = []
     for _ in range(steps):

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from maxgain.errors import RecipeError
-from maxgain.study import recipes as limits
 from maxgain.study.comparing import jobs
 from maxgain.study.comparing.tuning_rule import Dimension, Grid, points
-from maxgain.study.recipes import RECIPES
+from maxgain.study.recipes import MOST, RECIPES
 
 DIGITS = RECIPES["digits"]
 FAR = [10**9, 10**18, 10**400]
@@ -21,7 +20,7 @@ def test_a_grid_that_would_never_end_is_refused_at_once(text: str) -> None:
 
 
 def test_a_grid_has_no_value_twice() -> None:
-    assert Grid.parsed("gamma=1:1.000001:0.0000001").values == (1.0, 1.0)[:1]
+    assert Grid.parsed("gamma=1:1.000001:0.0000001").values == (1.0,)
 
 
 def test_grids_that_multiply_beyond_all_are_refused_before_they_are_multiplied() -> None:
@@ -52,4 +51,4 @@ def test_epochs_without_end_are_refused(count: int) -> None:
 def test_more_runs_than_could_ever_be_made_are_refused_before_they_are_planned() -> None:
     rows = [f"maxgain={number}" for number in range(1, 200)]
     with pytest.raises(RecipeError, match="100,000 are the most that one command makes"):
-        jobs.plan(DIGITS, rows, jobs.seeds(DIGITS, limits.MOST["--seeds"]))
+        jobs.plan(DIGITS, rows, jobs.seeds(DIGITS, MOST["--seeds"]))

@@ -62,7 +62,7 @@ def by_hand():
 
     svhn = conv(3, 64) + conv(64, 64) + conv(64, 128) + conv(128, 128)
     svhn += conv(128, 192) + conv(192, 192) + conv(192, 256) + conv(256, 256)
-    svhn += dense(256 * 2 * 2, 512) + dense(512, 512) + dense(512, 10)  # 32 / 2^4 = 2 pixels a side
+    svhn += dense(256 * 2 * 2, 512) + dense(512, 512) + dense(512, 10)  # 32 / 2^4 = 2 pixels on each side
     svhn_norms = norms(*[64] * 2, *[128] * 2, *[192] * 2, *[256] * 2)
 
     cnn = conv(1, 32) + conv(32, 32) + conv(32, 64) + conv(64, 64) + dense(64 * 2 * 2, 128) + dense(128, 10)

@@ -97,7 +97,7 @@ def test_spectral_norm_bounds_the_flattened_weight_by_one(digits):
     layers = [module for module in model.modules() if is_parametrized(module)]
     assert len(layers) == 3
     for layer in layers:
-        # One power iteration a step follows weights that move: it is not exact while they do.
+        # One power iteration per step follows weights that move: it is not exact while they do.
         assert torch.linalg.matrix_norm(layer.weight.flatten(1), ord=2).item() == pytest.approx(1, rel=0.15)
 
 

@@ -1,19 +1,18 @@
 """A run in its folder: what it leaves behind, what it refuses, and what it says when it diverges."""
 
 import hashlib
-import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
 
 import maxgain
+from json_values import strictly
 from maxgain import measure_gains
 from maxgain.errors import MaxGainError, RunError
 from maxgain.study import evaluate, files, run_files, runs
@@ -49,14 +48,6 @@ def test_the_same_recipe_gives_the_same_bits_and_another_seed_others(tmp_path, d
         torch.rand(17)  # what ran before in this process does not matter
         perform(replace(recipe, seed=seed), Place(tmp_path / name), digits)
     assert weights(tmp_path / "a") == weights(tmp_path / "b") != weights(tmp_path / "c")
-
-
-def refuse(constant: str) -> None:
-    raise AssertionError(f"{constant} is no JSON")
-
-
-def strictly(text: str) -> Any:
-    return json.loads(text, parse_constant=refuse)
 
 
 def test_a_run_folder_holds_everything(tmp_path, digits) -> None:
@@ -166,9 +157,6 @@ def test_impossible_intervals_are_refused(tmp_path, digits, seconds) -> None:
 def test_a_device_that_is_not_there_is_named(name: str) -> None:
     with pytest.raises(RunError, match=f"there is no device '{name}' to train on here: use 'cpu', 'cuda' or 'auto'"):
         chosen_device(name)
-
-
-# Divergence.
 
 
 @pytest.mark.parametrize(

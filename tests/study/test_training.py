@@ -1,4 +1,4 @@
-"""Training against a plain loop, and what a run leaves in its folder."""
+"""Training and evaluation against a plain loop."""
 
 import math
 import os

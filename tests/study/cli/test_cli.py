@@ -1,7 +1,6 @@
 """The command line: what it prints, for people and for machines, and what it says when something is wrong."""
 
 import io
-import json
 import os
 import re
 import subprocess
@@ -9,7 +8,6 @@ import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -19,6 +17,7 @@ from rich.progress import Progress
 from safetensors.torch import load_file
 
 import maxgain
+from json_values import strictly
 from maxgain import measure_gains
 from maxgain.study import evaluate, run_files, runs
 from maxgain.study.cli import app as cli
@@ -47,13 +46,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("trained") / "run"
     assert cli.main(["train", "digits", *QUICK, "--regulariser", "maxgain+dropout", "--out", str(out), "--json"]) == 0
     return out
-
-
-def strictly(text: str) -> Any:
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
-
-    return json.loads(text, parse_constant=refuse)
 
 
 # Help.

@@ -104,7 +104,7 @@ def recorded(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, Any]]:
-    """What this machine records for so many epochs, without Ray."""
+    """What this machine records for this many epochs, without Ray."""
 
     @cache
     def trained(epochs: int) -> dict[str, Any]:

@@ -1,3 +1,5 @@
+"""Records: what is written is read, with several writers, killed writers and damaged files."""
+
 import errno
 import fcntl
 import json
@@ -15,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from json_values import VALUES
+from json_values import VALUES, strictly
 from maxgain.errors import FileError, RecordError
 from maxgain.study import files
 from maxgain.study.comparing import records
@@ -77,12 +79,8 @@ def test_whatever_json_can_hold_comes_back(tmp_path, contents):
 
 def test_lines_are_strict_json(tmp_path):
     append(tmp_path, ok(gamma=math.inf, lowest=-math.inf))
-
-    def refuse(name):
-        raise AssertionError(name)
-
     [line] = (tmp_path / "digits.jsonl").read_text().splitlines()
-    content = json.loads(line, parse_constant=refuse)
+    content = strictly(line)
     assert (content["gamma"], content["lowest"]) == ("inf", "-inf")
     assert read(tmp_path).runs[0]["gamma"] == math.inf
 

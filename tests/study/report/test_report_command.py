@@ -21,7 +21,7 @@ def test_the_command_writes_the_page(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["page.html", "page.htm", "page"])
-def test_a_page_is_made_anew_whatever_it_is_called_and_another_file_is_left_alone(tmp_path, name):
+def test_a_page_is_made_again_whatever_it_is_called_and_another_file_is_left_alone(tmp_path, name):
     save(tmp_path, bare_records({"none": NONE}))
     for _ in range(2):
         page.write(tmp_path, tmp_path / name)

@@ -181,7 +181,7 @@ def test_a_document_that_somebody_wrote_is_not_overwritten(tmp_path):
     assert (tmp_path / "REPRODUCTION.md").read_text() == "my own notes\n"
 
 
-def test_the_same_records_make_the_same_bytes_and_a_document_is_made_anew(tmp_path):
+def test_the_same_records_make_the_same_bytes_and_a_document_is_made_again(tmp_path):
     results, document = tmp_path / "results", tmp_path / "REPRODUCTION.md"
     for job in EXPERIMENTS["gamma-curve"].tuning():
         records.append(results / TUNING, record_of(job, has_test=False))

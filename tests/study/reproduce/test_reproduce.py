@@ -80,7 +80,7 @@ def test_without_a_name_the_document_is_made_and_everything_is_listed(tmp_path, 
 
 
 @pytest.mark.parametrize("name", ["page.md", "page"])
-def test_the_document_is_made_anew_whatever_it_is_called_and_another_file_is_left_alone(name, tmp_path, capsys):
+def test_the_document_is_made_again_whatever_it_is_called_and_another_file_is_left_alone(name, tmp_path, capsys):
     for _ in range(2):
         assert main(["reproduce", "--document", name]) == 0
     (tmp_path / name).write_text("mine")
