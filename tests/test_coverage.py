@@ -89,6 +89,14 @@ def test_promise_17_layers_that_are_added_later_are_named_once(when: str) -> Non
     assert "'2.weight'" in text
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_promise_17_a_part_in_torchscript_is_named_and_the_rest_is_constrained() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 4)), nn.Linear(4, 2))
+    with pytest.warns(MeasurementWarning, match=r"'1\.weight'"):
+        assert list(MaxGain(model).bounds) == ["0", "2"]
+    assert list(MaxGain(model, exclude="1.weight").bounds) == ["0", "2"]
+
+
 def test_promise_17_experts_can_be_registered() -> None:
     class Down(nn.Module):
         def __init__(self) -> None:

@@ -316,7 +316,8 @@ def find_layers(
         kind, own_forward, reason = _look_up(module, rescale=rescale)
         if kind is None and reason is None:
             # What is no layer of a known kind can be excluded too, so that nobody is warned about it.
-            own = [name, *(f"{name}.{one}".lstrip(".") for one in module._parameters)] if module._parameters else []
+            held = [f"{name}.{one}".lstrip(".") for one, _ in module.named_parameters(recurse=False)]
+            own = [name, *held] if held else []
             unused -= {glob for glob in unused & set(excluded) if any(matches(one, glob) for one in own)}
             continue
         known.append(name)
