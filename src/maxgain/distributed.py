@@ -123,8 +123,11 @@ def own_part(values: Tensor, weight: Tensor) -> Tensor:
     if not is_sharded(weight):
         return values
     sharded: Any = weight
-    for axis, placement in enumerate(sharded.placements):
-        if placement.is_shard() and values.shape[placement.dim] > 1:
+    # Of a weight that tensor parallelism has cut, FSDP2 cuts the pieces, and marks its placement by a split_factor.
+    # Seen on torch 2.13. Guarded by tests/promises/test_sharded.py.
+    in_turn = sorted(enumerate(sharded.placements), key=lambda cut: hasattr(cut[1], "split_factor"))
+    for axis, placement in in_turn:
+        if hasattr(placement, "dim") and values.shape[placement.dim] > 1:  # others are whole on every rank
             pieces = values.chunk(sharded.device_mesh.size(axis), placement.dim)
             at = sharded.device_mesh.get_local_rank(axis)
             values = pieces[at] if at < len(pieces) else values.narrow(placement.dim, 0, 0)

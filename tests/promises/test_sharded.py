@@ -17,6 +17,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from maxgain import Lipschitz, MaxGain, MaxNorm, WeightClip
+from maxgain.distributed import own_part
 from maxgain.errors import UnsupportedLayerError
 from odd_layers import Scaled, Squared
 
@@ -213,3 +214,26 @@ def test_promise_16_what_cannot_be_tried_because_its_weight_is_in_flat_shards_is
     for rank in found:
         for odd in ("Scaled", "Squared"):
             assert f"({odd}) cannot be constrained: FullyShardedData" in rank["trials"]["FSDP1", odd]["refused"]
+
+
+@pytest.mark.parametrize(("shard_rank", "tensor_rank", "rows"), [(0, 0, 0), (1, 0, 2), (0, 1, 4), (1, 1, 6)])
+def test_promise_13_fsdp2_cuts_what_tensor_parallelism_has_left(shard_rank: int, tensor_rank: int, rows: int) -> None:
+    from torch.distributed.tensor.placement_types import Shard, _StridedShard
+
+    class Mesh:
+        def size(self, axis: int) -> int:
+            return 2
+
+        def get_local_rank(self, axis: int) -> int:
+            return (shard_rank, tensor_rank)[axis]
+
+    class Piece:  # four ranks would take long to start
+        placements = _StridedShard(0, split_factor=2), Shard(0)
+        device_mesh = Mesh()
+
+        def full_tensor(self) -> Tensor:
+            raise NotImplementedError
+
+    values = torch.arange(8.0).unsqueeze(1)
+    weight: Any = Piece()
+    assert own_part(values, weight).flatten().tolist() == [rows, rows + 1]
