@@ -284,6 +284,11 @@ def parse(text: str) -> tuple[Chosen, ...]:
     """
     chosen = []
     for part in map(str.strip, text.split("+")):
+        words = part.replace(",", " ").split()
+        if len(words) > 1 and all(word.partition("=")[0] in REGULARISERS for word in words):
+            raise RegulariserError(
+                f"{part!r} is not one regulariser: join them by +, or, to compare them, separate them by spaces."
+            )
         name, gives_number, number = part.partition("=")
         row, value = REGULARISERS[name], None
         if gives_number:

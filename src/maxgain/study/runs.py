@@ -132,7 +132,8 @@ def chosen_device(name: str) -> torch.device:
         if device.type in ("cpu", "cuda"):
             torch.empty(0, device=device)
             return device
-    raise RunError(f"there is no device {name!r} to train on here: use 'cpu', 'cuda' or 'auto'.")
+    there = "'cpu', 'cuda' or 'auto'" if torch.cuda.is_available() else "'cpu' or 'auto', as torch finds no GPU"
+    raise RunError(f"there is no device {name!r} to train on here: use {there}.")
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def _stop(code: int, sentence: str, *, for_machines: bool) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         sys.stdout.write(_overview())
         return 0 if arguments else 2
     name, *rest = arguments

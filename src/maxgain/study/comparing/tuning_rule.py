@@ -91,10 +91,9 @@ def refuse_unused(grids: Sequence[Grid], regularisers: Sequence[str]) -> None:
     """Refuse a grid of a number that no regulariser leaves open."""
     for grid in grids:
         if not any(grid.names(part) for text in regularisers for part in _open_parts(text)):
-            meant = nearest(
-                grid.name, [name for text in regularisers for part in _open_parts(text) for name in _names(part)]
-            )
-            hint = f": did you mean {meant!r}?" if meant else "."
+            known = [name for text in regularisers for part in _open_parts(text) for name in _names(part)]
+            meant = nearest(grid.name, known)
+            hint = f": did you mean {meant!r}?" if meant else f": there is {' or '.join(known)}." if known else "."
             raise RecipeError(f"there is no {grid.name!r} to choose in {' or '.join(regularisers)}{hint}")
 
 

@@ -223,7 +223,7 @@ _ROWS: dict[str, Source] = {
             name="folder",
             what="your own images, one folder for each class",
             size="as many as there are, resized and cropped",
-            remedy="name a folder that has one folder of images for each class",
+            remedy="name a folder that has one folder of images for each class with --data",
         ),
     )
 }
