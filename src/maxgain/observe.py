@@ -35,6 +35,7 @@ LATE = (
     "a forward hook was put before the constraint's since, and may change its output (run one batch that is not "
     "compiled, which puts them in order)"
 )
+REPLICA = "nn.DataParallel runs copies of it in threads, on several devices at once; use DistributedDataParallel, or one device"
 UPDATES_UNTIL_NOTICED = 4
 """How often weights may change without a step of an attached optimiser before it is said."""
 
@@ -136,6 +137,8 @@ class Hook(torch_quirks.ForwardHook):
             )
         if torch_quirks.is_simulated(x):
             return None
+        if module.training and "_is_replica" in vars(module):
+            raise UnsupportedLayerError(refusal(self.layer, "measured", REPLICA))
         if is_late:
             output = self._come_first(module, args, kwargs)
         if self.look is not None:

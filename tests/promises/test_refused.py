@@ -5,6 +5,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -183,6 +184,19 @@ def test_promise_11_what_is_evaluated_or_frozen_or_another_optimisers_is_not_nam
         ours.step()
         model.eval()
         model["trunk"](torch.randn(2, 3))
+
+
+def test_promise_11_copies_that_data_parallel_makes_for_other_devices_are_refused() -> None:
+    layer = nn.Linear(4, 4)
+    constraint = MaxGain(layer)
+    # As nn.DataParallel does, which wants two GPUs for it.
+    replica: Any = layer._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+    replica.weight, replica.bias = layer.weight.detach(), layer.bias.detach()
+    with pytest.raises(UnsupportedLayerError, match="DistributedDataParallel"):
+        replica(torch.randn(2, 4))
+    layer.eval()
+    replica.eval()(torch.randn(2, 4))
+    assert math.isnan(constraint.gains[""])
 
 
 def test_promise_11_a_frozen_layer_need_not_be_measured() -> None:
