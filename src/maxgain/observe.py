@@ -35,7 +35,7 @@ LATE = (
     "a forward hook was put before the constraint's since, and may change its output (run one batch that is not "
     "compiled, which puts them in order)"
 )
-REPLICA = "nn.DataParallel runs copies of it in threads, on several devices at once; use DistributedDataParallel, or one device"
+REPLICA = "nn.DataParallel runs copies of it on several devices at once; use DistributedDataParallel, or one device"
 UPDATES_UNTIL_NOTICED = 4
 """How often weights may change without a step of an attached optimiser before it is said."""
 
