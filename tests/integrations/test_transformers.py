@@ -25,6 +25,7 @@ from maxgain.integrations.transformers import MaxGainCallback  # noqa: E402
 
 GAMMA = 0.4
 STEPS = 12
+SAVING = {"save_strategy": "steps", "save_steps": STEPS // 2}
 Batch = dict[str, Tensor]
 
 
@@ -97,11 +98,10 @@ def test_a_resumed_training_begins_with_the_saved_state_and_ends_in_the_same_bit
             began.append(self.constraint.gains)
 
     began: list[dict[str, float]] = []
-    saving = {"save_strategy": "steps", "save_steps": STEPS // 2}
     whole, resumed, expected = gpt2(), gpt2(), gpt2()
-    trainer(tmp_path, whole, Beginning(gamma=GAMMA, exclude=("lm_head",)), **saving).train()
+    trainer(tmp_path, whole, Beginning(gamma=GAMMA, exclude=("lm_head",)), **SAVING).train()
     again = trainer(
-        tmp_path, resumed, Beginning(gamma=GAMMA, exclude=("lm_head",)), **saving,
+        tmp_path, resumed, Beginning(gamma=GAMMA, exclude=("lm_head",)), **SAVING,
         restore_callback_states_from_checkpoint=restores,
     )  # fmt: skip
     again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{STEPS // 2}"))
@@ -116,9 +116,8 @@ def test_a_resumed_training_begins_with_the_saved_state_and_ends_in_the_same_bit
 
 
 def test_a_restored_callback_has_the_bounds_of_a_mapping_in_their_order(tmp_path: Path) -> None:
-    saving = {"save_strategy": "steps", "save_steps": STEPS // 2}
     bounds = {"*.mlp.*": GAMMA, "*": 2 * GAMMA}  # '*' would come first in an alphabet
-    trainer(tmp_path, gpt2(), MaxGainCallback(bounds), **saving).train()
+    trainer(tmp_path, gpt2(), MaxGainCallback(bounds), **SAVING).train()
     again = trainer(tmp_path, gpt2(), MaxGainCallback(bounds), restore_callback_states_from_checkpoint=True)
     again.train(str(tmp_path / f"checkpoint-{STEPS // 2}"))
     (restored,) = [one for one in again.callback_handler.callbacks if isinstance(one, MaxGainCallback)]
@@ -128,19 +127,17 @@ def test_a_restored_callback_has_the_bounds_of_a_mapping_in_their_order(tmp_path
 
 
 def test_a_checkpoint_that_was_written_without_the_callback_can_be_gone_on_from_with_it(tmp_path: Path) -> None:
-    saving = {"save_strategy": "steps", "save_steps": STEPS // 2}
-    first = trainer(tmp_path, gpt2(), MaxGainCallback, **saving)
+    first = trainer(tmp_path, gpt2(), MaxGainCallback, **SAVING)
     first.pop_callback(MaxGainCallback)
     first.train()
     callback = MaxGainCallback(gamma=GAMMA)
-    trainer(tmp_path, gpt2(), callback, **saving).train(str(tmp_path / f"checkpoint-{STEPS // 2}"))
+    trainer(tmp_path, gpt2(), callback, **SAVING).train(str(tmp_path / f"checkpoint-{STEPS // 2}"))
     assert callback.constraint is not None
     assert all(gain > 0 for gain in callback.constraint.gains.values())
 
 
 def test_a_state_of_other_layers_is_refused(tmp_path: Path) -> None:
-    saving = {"save_strategy": "steps", "save_steps": STEPS // 2}
-    trainer(tmp_path, gpt2(), MaxGainCallback(gamma=GAMMA, exclude="lm_head"), **saving).train()
+    trainer(tmp_path, gpt2(), MaxGainCallback(gamma=GAMMA, exclude="lm_head"), **SAVING).train()
     again = trainer(tmp_path, gpt2(), MaxGainCallback(gamma=GAMMA))
     with pytest.raises(StateError, match="lm_head"):
         again.train(str(tmp_path / f"checkpoint-{STEPS // 2}"))

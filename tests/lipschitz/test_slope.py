@@ -1,3 +1,5 @@
+"""sampled_slope, against maps whose slopes are known."""
+
 import copy
 import math
 

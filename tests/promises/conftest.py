@@ -1,3 +1,5 @@
+"""What tests of the promises share: torch.compile that begins with nothing."""
+
 from collections.abc import Iterator
 
 import pytest
