@@ -10,27 +10,8 @@ from maxgain.study.cli import flags
 NUMBERS = (
     *("-1", "0", "1", "-0", "1.5", "nan", "-nan", "inf", "-inf", "1e999", "1e-999", "1e308", "-1e308", "5e-324"),
     *("9" * 25, "9" * 400, "-" + "9" * 25, str(2**31), str(2**32), str(2**63), str(2**64), "1_000", "0x10", "1,5"),
-    *(
-        "١",
-        "½",
-        "²",
-        "",
-        " ",
-        "x",
-        "True",
-        "None",
-        "[]",
-        "{}",
-        "1 2",
-        "--1",
-        "+1",
-        "1e",
-        "e1",
-        ".",
-        "1/3",
-        "%s",
-        "$(id)",
-    ),
+    *("١", "½", "²", "", " ", "x", "True", "None", "[]", "{}", "1 2", "--1", "+1", "1e", "e1", ".", "1/3", "%s"),
+    "$(id)",
 )
 TEXTS = (
     *("", " ", "-", "--", "---", "=", "+", "*", "?", "[", "[a", "\\", "'", '"', "%", "%s", "{0}", "9" * 5000),
@@ -40,65 +21,24 @@ TEXTS = (
 REGULARISERS = (
     *("maxgian", "maxgain=", "maxgain==2", "maxgain=-1", "maxgain=0", "maxgain=nan", "maxgain=x", "maxgain=1e999"),
     *("maxgain+maxgain", "maxgain=1+maxgain=2", "none+none", "none+dropout", "+maxgain", "maxgain+", "++", "dropout=2"),
-    *(
-        "dropout=-0.1",
-        "dropout=1",
-        "batchnorm=3",
-        "none=1",
-        "MAXGAIN",
-        " maxgain ",
-        "maxgain,dropout",
-        "maxgain dropout",
-    ),
-    *(
-        "lipschitz1",
-        "lipschitz3",
-        "gradpenalty+batchnorm",
-        "spectral",
-        "weightdecay=-1",
-        "maxgain=1e-320",
-        "maxgain=inf",
-    ),
+    *("dropout=-0.1", "dropout=1", "batchnorm=3", "none=1", "MAXGAIN", " maxgain ", "maxgain,dropout"),
+    *("maxgain dropout", "lipschitz1", "lipschitz3", "gradpenalty+batchnorm", "spectral", "weightdecay=-1"),
+    *("maxgain=1e-320", "maxgain=inf"),
 )
 GRIDS = (
     *("gamma", "gamma=", "gamma=1", "gamma=1:2", "gamma=1:2:0", "gamma=1:2:-1", "gamma=2:1:0.5", "gamma=1:2:1e-9"),
     *("gamma=1:1e300:1", "gamma=nan:2:1", "gamma=1:inf:1", "gamma=1:2:nan", "gamma=0:1:0.5", "gamma=-1:1:1", "=1:2:1"),
-    *(
-        "gamm=1:2:1",
-        "gamma=1:2:0.5:3",
-        "gamma=a:b:c",
-        "gamma=1e-300:1e300:1e-300",
-        "dropout=0:2:0.5",
-        "gamma=1:2:1e-300",
-    ),
+    *("gamm=1:2:1", "gamma=1:2:0.5:3", "gamma=a:b:c", "gamma=1e-300:1e300:1e-300", "dropout=0:2:0.5"),
+    "gamma=1:2:1e-300",
 )
 SHAPES = (
-    "",
-    "x",
-    "3x",
-    "3x32x",
-    "-3x32x32",
-    "0x8x8",
-    "1e3",
-    "3x32x32x32x32",
-    "99999x99999x99999",
-    "3 32 32",
-    "2x2",
+    *("", "x", "3x", "3x32x", "-3x32x32", "0x8x8", "1e3", "3x32x32x32x32", "99999x99999x99999", "3 32 32", "2x2"),
     "nan",
 )
 MODELS = (
     *("", ":", "torch", "torch:", ":Linear", "nowhere:x", "torch.nn:Linear", "os:getcwd", "sys:exit", "json:loads"),
-    *(
-        "math:pi",
-        "torch.nn:nowhere",
-        "a b:c",
-        "..:x",
-        ".x:y",
-        "torch.nn:Sequential",
-        "builtins:exit",
-        "builtins:object",
-    ),
-    *("os:abort", "os:_exit", "faulthandler:_sigsegv", "nowhere:" + "x" * 5000),
+    *("math:pi", "torch.nn:nowhere", "a b:c", "..:x", ".x:y", "torch.nn:Sequential", "builtins:exit"),
+    *("builtins:object", "os:abort", "os:_exit", "faulthandler:_sigsegv", "nowhere:" + "x" * 5000),
     *("maxgain.study.cli.app:main", "torture.models:raises", "torture.models:exits", "torture.models:nothing"),
     *("torture.models:not_a_number", "torture.models:greedy", "torture.models:needs_arguments", "torture.models:odd"),
 )
@@ -167,7 +107,7 @@ def commands(place: Path) -> list[list[str]]:
 
 
 def flags_of(command: str) -> list[str]:
-    """The flags that a command takes a value after, those that it is going to get one day included."""
+    """The flags of a command that take a value, read from its options: a new one is tried too."""
     options = importlib.import_module(f"maxgain.study.cli.{command}").Options
     return [name for name in flags.names(options) if name not in ("help", "json") and not name.startswith("no-")]
 

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
@@ -88,8 +88,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def stopping_at_once() -> object:
     """As if somebody asked for it before the first step was done."""
-    from contextlib import nullcontext
-
     return nullcontext(lambda: True)
 
 
