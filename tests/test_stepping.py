@@ -377,6 +377,17 @@ def test_a_constraint_that_is_gone_hears_nothing() -> None:
         train_by_another(model, 8)
 
 
+def test_a_model_that_was_changed_behind_a_constraint_disturbs_no_other_training() -> None:
+    changed = nn.Linear(2, 2)
+    constraint = MaxGain(changed)
+    del changed.weight
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.randn(3, 2)).sum().backward()
+    optimizer.step()
+    assert not hasattr(constraint.model, "weight")
+
+
 def test_fresh_inputs_do_not_pile_up() -> None:
     model = net()
     constraint = MaxGain(model, GAMMA, measure="fresh")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -351,7 +351,7 @@ class Missed:
         """
         if not _hearing:
             _hearing.append(register_optimizer_step_post_hook(_tell))
-        _following.add(self)
+        _following[self] = None
         if optimizer is None:
             return
         if not self.attached:
@@ -366,7 +366,7 @@ class Missed:
         for handle in self.attached.values():
             handle.remove()
         self.attached.clear()
-        _following.discard(self)
+        _following.pop(self, None)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.is_stepping = True  # which may take many updates, as LBFGS does
@@ -389,11 +389,15 @@ class Missed:
         if self.is_stepping or self.paused:
             return
         held = parameters_of(optimizer)
-        updated = [layer for layer in self.layers if id(layer.weight) in held and layer.weight.requires_grad]
+        # As they are now: a model may have been changed since, and then trained without this constraint.
+        weights = [(layer.name, layer.module._parameters.get(layer.kind.weight)) for layer in self.layers]
+        updated = {name: id(one) for name, one in weights if one is not None and one.requires_grad and id(one) in held}
+        if not updated:  # most often: it is the optimiser of another model, perhaps in another thread
+            return
         followed: set[int] = set().union(*map(parameters_of, self.attached))
-        if left := [layer.name for layer in updated if id(layer.weight) not in followed]:
+        if left := [name for name, weight in updated.items() if weight not in followed]:
             self._a_stranger_steps(optimizer, [name for name in left if self.bounds[name] != float("inf")])
-        elif updated:
+        else:
             self._by = f" (a {type(optimizer).__name__} does)"
             self._one_more()
 
@@ -423,14 +427,16 @@ class Missed:
             )
 
 
-_following: WeakSet[Missed] = WeakSet()
+_following: WeakKeyDictionary[Missed, None] = WeakKeyDictionary()
 _hearing: list[RemovableHandle] = []
 """The one hook for the steps of all optimisers there are."""
 
 
 def _tell(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """Torch calls this after a step of any optimiser."""
-    for missed in tuple(_following):
+    for following in _following.keyrefs():  # a list at once: another thread may attach meanwhile
+        if (missed := following()) is None:
+            continue
         if optimizer in missed.attached:
             missed.is_stepping, missed.has_stepped, missed.count = False, True, 0
         else:
