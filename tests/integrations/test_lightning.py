@@ -1,6 +1,7 @@
 """Lightning's own Trainer, driven with small models on the CPU, against the same training written out as a loop."""
 
 import csv
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from maxgain import MaxGain
-from maxgain.errors import AttachError, StateError
+from maxgain.errors import AttachError, BoundError, StateError
+from maxgain.integrations.callback import Options
 
 pl = pytest.importorskip("lightning.pytorch")
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
@@ -256,9 +258,16 @@ def test_a_training_that_fails_leaves_a_plain_module(tmp_path: Path) -> None:
     assert not any(layer._forward_hooks for layer in module.modules())
 
 
-def test_a_misspelt_argument_is_refused_at_once() -> None:
-    with pytest.raises(TypeError, match="gama"):
+def test_a_mistake_in_an_argument_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match=r"MaxGainCallback\(\) got an unexpected keyword argument 'gama'"):
         MaxGainCallback(gama=2.0)
+    with pytest.raises(BoundError, match="gamma must be a positive number"):
+        MaxGainCallback(Module())
+
+
+def test_editors_know_the_arguments_that_the_constraint_has() -> None:
+    of_the_constraint = inspect.signature(MaxGain).parameters.keys() - {"model", "gamma"}
+    assert Options.__annotations__.keys() == of_the_constraint
 
 
 def test_optimisers_that_hold_no_constrained_weight_are_refused(tmp_path: Path) -> None:

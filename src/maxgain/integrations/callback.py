@@ -5,15 +5,30 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from torch import nn
 
 from ..coverage import Bound, parameters_of
+from ..distributed import Group
 from ..errors import AttachError
 from ..functional import check_bound
-from ..gain import MaxGain
+from ..gain import MaxGain, Measure, Strength
+from ..layers import Instance
 from ..monitor import curves
+
+
+class Options(TypedDict, total=False):
+    """The arguments of ``MaxGain`` beside the model and the bound, so that editors know them here too."""
+
+    p: float
+    instance: Instance
+    measure: Measure
+    strength: Strength
+    every: int
+    include: str | Iterable[str] | None
+    exclude: str | Iterable[str]
+    process_group: Group
 
 
 class ConstrainingCallback:
@@ -25,7 +40,7 @@ class ConstrainingCallback:
     constraint: MaxGain | None
     """The constraint of the newest training; None before the first."""
 
-    def __init__(self, gamma: Bound = 2.0, **options: Any) -> None:
+    def __init__(self, gamma: Bound = 2.0, **options: Unpack[Options]) -> None:
         try:  # a misspelt argument is known at once
             inspect.signature(MaxGain).bind(None, gamma, **options)
         except TypeError as error:

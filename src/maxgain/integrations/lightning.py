@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Unpack
 
 from torch.optim import Optimizer
 
 from ..coverage import Bound
 from ..errors import MissingExtraError, StateError
-from .callback import ConstrainingCallback
+from .callback import ConstrainingCallback, Options
 
 try:
     import lightning.pytorch as pl
@@ -25,7 +25,7 @@ class MaxGainCallback(ConstrainingCallback, pl.Callback):
     constraint's state into its checkpoints.
     """
 
-    def __init__(self, gamma: Bound = 2.0, **options: Any) -> None:
+    def __init__(self, gamma: Bound = 2.0, **options: Unpack[Options]) -> None:
         super().__init__(gamma, **options)
         self._saved: dict[str, Any] = {}
         self._skipping = ExitStack()

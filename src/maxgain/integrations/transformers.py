@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
 
 from ..coverage import Bound
 from ..errors import MissingExtraError
-from .callback import ConstrainingCallback
+from .callback import ConstrainingCallback, Options
 
 try:
     import accelerate  # noqa: F401 - Trainer needs it, and would say so only when it is used
@@ -31,7 +31,7 @@ class MaxGainCallback(ConstrainingCallback, TrainerCallback, ExportableState):
     is kept in the checkpoints' ``trainer_state.json``.
     """
 
-    def __init__(self, gamma: Bound = 2.0, **options: Any) -> None:
+    def __init__(self, gamma: Bound = 2.0, **options: Unpack[Options]) -> None:
         super().__init__(gamma, **options)
         self.patterns = list(self.gamma) if isinstance(self.gamma, dict) else []
         """Of a mapping, in their order: the first that matches decides, and the trainer's JSON sorts keys."""
