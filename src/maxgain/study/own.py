@@ -213,8 +213,8 @@ def _builder(network: Any) -> Any:
             inspect.signature(network).bind(shape, classes, **wanted)
         except TypeError as error:
             raise RecipeError(
-                f"the network {_called(network)} cannot be made: it takes (shape, classes"
-                f"{''.join(f', {name}' for name in wanted)}), but {clause(error)}."
+                f"the network {_called(network)} is called with (shape, classes"
+                f"{''.join(f', {name}=...' for name in wanted)}), which it does not take: {clause(error)}."
             ) from error
         try:
             made = network(shape, classes, **wanted)

@@ -287,7 +287,7 @@ def parse(text: str) -> tuple[Chosen, ...]:
         words = part.replace(",", " ").split()
         if len(words) > 1 and all(word.partition("=")[0] in REGULARISERS for word in words):
             raise RegulariserError(
-                f"{part!r} is not one regulariser: join them by +, or, to compare them, separate them by spaces."
+                f"{part!r} is not one regulariser: join them by + to use them together, or give them one by one."
             )
         name, gives_number, number = part.partition("=")
         row, value = REGULARISERS[name], None
