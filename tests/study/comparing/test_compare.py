@@ -171,24 +171,23 @@ def test_a_failure_is_recorded_as_a_failure_and_tried_again(tmp_path):
     assert json.loads(lines[0])["classes"] == 10
 
 
-def images_in(folder, shade):
-    """Two classes of grey images, which the shade tells from another set."""
-    for label in range(2):
-        for number in range(12):
-            path = folder / f"class{label}" / f"{number:02}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (8, 8), (shade + number, 120 * label, number)).save(path)
-    return folder
+def write_images(folder, draw):
+    """Twenty images of each of two classes; `draw` makes one from its class."""
+    for label in (0, 1):
+        (folder / f"class{label}").mkdir(parents=True)
+        for number in range(20):
+            Image.fromarray(draw(label)).save(folder / f"class{label}" / f"{number}.png")
 
 
 @pytest.mark.usefixtures("_in_this_process")
 def test_promise_18_runs_on_other_data_are_neither_counted_as_recorded_nor_shown(tmp_path, capsys):
     command = ["compare", "folder", "--network", "mlp", "--epochs", "1", "--image-size", "8", "--batch-size", "4"]
     command += ["--regularisers", "none", "maxgain", "--seeds", "2", "--out", str(tmp_path / "out")]
+    for name, shade in (("a", 0), ("b", 100)):
+        write_images(tmp_path / name, lambda label, shade=shade: np.full((8, 8, 3), shade + 120 * label, np.uint8))
     shown = {}
-    for name, shade in (("a", 0), ("b", 100), ("a", 0)):
-        data = str(images_in(tmp_path / name, shade))
-        assert main([*command, "--data", data]) == 0
+    for name in ("a", "b", "a"):
+        assert main([*command, "--data", str(tmp_path / name)]) == 0
         told = capsys.readouterr().out
         assert f"{4 if name in shown else 0} of them recorded already" in told
         content = json.loads((tmp_path / "out" / "comparison.json").read_text())
@@ -265,14 +264,6 @@ def test_promise_19_two_comparisons_in_one_folder_are_both_on_the_page_as_the_te
     for content in told:
         for sentence in (content["in_words"]["outcome"], *content["in_words"]["contrasts"]):
             assert str(escape(sentence)) in html
-
-
-def write_images(folder, draw):
-    """Twenty images of each of two classes; `draw` makes one from its class."""
-    for label in (0, 1):
-        (folder / f"class{label}").mkdir(parents=True)
-        for number in range(20):
-            Image.fromarray(draw(label)).save(folder / f"class{label}" / f"{number}.png")
 
 
 @pytest.mark.usefixtures("_in_this_process")
@@ -365,8 +356,7 @@ def children(pid: int) -> list[int]:
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for child processes in /proc")
 def test_a_comparison_that_is_stopped_and_killed_ends_like_one_that_is_not(tmp_path, capsys, monkeypatch):
     flags = ["--network", "mlp", "--epochs", "6"]
-    recipe = replace(QUICK, epochs=6)
-    recipe = replace(recipe, train_on="train+validation")
+    recipe = replace(QUICK, epochs=6, train_on="train+validation")
     jobs = compare.plan(recipe, REGULARISERS, compare.folds(recipe, 4))
     whole = Place(tmp_path / "whole")
     for job in jobs:

@@ -1,10 +1,12 @@
 """Figures are drawn whatever things are called."""
 
 import pytest
+from matplotlib.figure import Figure
 
 from maxgain.measure import draw_boxes
 from maxgain.study.report import figures
 
+SCORES = [f"{part}_{score}" for part in ("train", "validation") for score in ("accuracy", "loss")]
 ROW = (0.1, 0.2, 0.3, 0.4, 0.5)
 NAMES = {
     "a formula that is none": r"$\frac{1}{$",
@@ -47,12 +49,7 @@ def test_a_bound_is_labelled_and_a_figure_says_what_it_shows() -> None:
         assert all(words in text for words in ("digits, maxgain", "γ = 0.45", "‖Wx‖ / ‖x‖"))
 
 
-SCORES = [f"{part}_{score}" for part in ("train", "validation") for score in ("accuracy", "loss")]
-
-
 def test_a_layer_with_a_dollar_in_its_name_can_be_drawn_alone() -> None:
-    from matplotlib.figure import Figure
-
     figure = draw_boxes(Figure().subplots(), {r"$\frac{$": ROW, "$a": ROW})
     assert figures.rendered(figure, "png")
 
