@@ -55,7 +55,7 @@ def _contrast_table(comparison: Comparison) -> Table:
                 for what, spare in (("difference", rank), (interval, rank + 1), ("p (Holm)", rank))
             ),
             Column("effect size", spare=4),
-            Column("95 % interval", spare=5),
+            Column("effect 95 % interval", spare=5),
             Column("verdict"),
         ),
         tuple(
