@@ -187,6 +187,14 @@ def test_strides_that_the_kernel_does_not_know_are_measured_all_the_same(device)
     assert measuring._layout(x.shape, x.stride()) is None
 
 
+def test_a_bias_along_the_last_dimension_is_not_taken_for_one_of_channels_last(monkeypatch):
+    monkeypatch.setattr(measuring, "HAS_TRITON", True)
+    x, z = torch.randn(2, 7, 3), torch.randn(2, 5, 7).mT  # of a dense layer with a forward of its own
+    for bias, is_known in ((torch.randn(5), False), (None, True)):
+        *key, _ = measuring._key(x, z, bias, "affine", 1, 2, 2.0, torch.zeros(1))
+        assert (measuring._plan((*key, torch.device("cuda"))) is not None) is is_known
+
+
 def test_a_layout_is_known_where_every_instance_lies_in_one_piece():
     x = torch.empty(4, 3, 8, 8)
     cases: dict[str | None, Tensor] = {

@@ -160,7 +160,7 @@ def _plan(key: tuple[Any, ...]) -> _Plan | None:
     x_layout, z_layout = _layout(x_shape, x_stride), _layout(z_shape, z_stride)
     x_rows, z_rows = (math.prod(shape[: len(shape) - instance_dims]) for shape in (x_shape, z_shape))
     x_size, z_size = (math.prod(shape[len(shape) - instance_dims :]) for shape in (x_shape, z_shape))
-    longest = max(x_size, z_size)
+    longest, axis = max(x_size, z_size), len(z_shape) - channel_dims
     known = (
         HAS_TRITON
         and device.type == "cuda"
@@ -170,13 +170,13 @@ def _plan(key: tuple[Any, ...]) -> _Plan | None:
         and x_layout is not None
         and z_layout is not None
         and (x_layout == z_layout == "contiguous" or instance_dims == len(x_shape) - 1)
+        and (z_layout == "contiguous" or axis == 1 or not vector_dtype)  # channels that are not the last of these
         and x_rows == z_rows > 0
         and min(x_size, z_size) > 0
         and longest <= LARGEST_INSTANCE
     )
     if not known:
         return None
-    axis = len(z_shape) - channel_dims
     # Whatever the batch: torch.compile would compile again for each size.
     instances, entries, together = SAMPLES if instance_dims > 1 else ROWS if longest <= LONGEST_ROW else LONG_ROWS
     block = min(power_of_two(longest), entries)
