@@ -28,6 +28,7 @@ def test_demo_leaves_a_table_figures_and_a_page_and_trains_nothing_twice(tmp_pat
     assert "maxgain=2.5 against none: " in first
     assert re.search(r"the largest gain of any layer .* is \S+; without it, \S+ \(in \S+\)\.", first)
     assert re.search(r"Test accuracy: [\d.]+% without and [\d.]+% with it, .* \(95 % interval \S+ to \S+\)\.\n", first)
+    assert "On CIFAR-10 MaxGain helps: see REPRODUCTION.md" in first
     assert f"written: gains-none.png, gains-maxgain.png, report.html in {tmp_path / 'demo'}" in first
     assert "next: maxgain train digits --regulariser maxgain=2 --out runs/first" in first
     page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")

@@ -68,6 +68,7 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     report = options.out / "report.html"
     page.write(options.out, report)
     screen.show(_what_it_did(comparison))
+    screen.show("Folds this small show large differences only. On CIFAR-10 MaxGain helps: see REPRODUCTION.md.")
     screen.end([*drawn, report], NEXT)
     screen.show(f"the page to look at: {report.absolute().as_uri()}")
     compare.show_gaps(comparison, screen)
