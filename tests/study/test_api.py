@@ -199,6 +199,9 @@ def test_what_makes_no_sense_is_said_in_pythons_words(data, tmp_path) -> None:
         dataset("mine", (images, torch.full((4,), 2**40)), part(2))
     with pytest.raises(DataError, match="whole numbers from 0 on"):
         dataset("mine", (images, labels - 1), part(2))
+    from_one = [(images, labels + 1) for images, labels in (part(4), part(4))]
+    with pytest.raises(DataError, match="labels are counted from 0, and the least here is 1"):
+        dataset("mine", train=from_one[0], test=from_one[1])
     with pytest.raises(DataError, match="choose another name"):
         dataset("digits", part(4), part(2))
     with pytest.raises(DataError, match="items must be pairs"):

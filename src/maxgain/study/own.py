@@ -62,6 +62,9 @@ def dataset(
         rest, held_out = cut(stratified_order(parts["train"].labels.numpy(), seed=0), 1 - HELD_OUT)
         parts |= {"train": parts["train"].take(rest), "validation": parts["train"].take(held_out)}
     _expect_alike(parts)
+    least = min(int(part.labels.min()) for part in parts.values())
+    if least > 0 and classes is None:
+        raise DataError(f"labels are counted from 0, and the least here is {least}: subtract it, or name the classes.")
     most = max(int(part.labels.max()) for part in parts.values())
     named = _names(range(most + 1) if classes is None else classes)
     if most >= len(named):
