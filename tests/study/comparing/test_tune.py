@@ -1,5 +1,6 @@
 """Tuning: what is tried, that the choice follows the rule and never the test part, that no trial is lost or doubled."""
 
+import errno
 import json
 import math
 import os
@@ -14,7 +15,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from maxgain.errors import DataError, RecipeError, RegulariserError, RunError
+from maxgain.errors import DataError, FileError, RecipeError, RegulariserError, RunError
 from maxgain.study import files
 from maxgain.study.cli.app import main
 from maxgain.study.comparing import engine, tune, tuning_rule
@@ -388,7 +389,7 @@ def test_a_search_that_is_killed_ends_like_one_that_is_not(tmp_path, capsys, mon
     study = tune._study(search(folder, **space))
     assert len(tune.curve(study)) < len(expected), "it was killed half-way"
     with (folder / "journal.log").open("a") as journal:
-        journal.write('{"op_code": 4, "wor')  # as a process leaves it that is killed while it writes
+        journal.write('{"op_code":4,"wor')  # as a process leaves it that is killed while it writes
 
     assert main(command) == 0
     capsys.readouterr()
@@ -396,6 +397,29 @@ def test_a_search_that_is_killed_ends_like_one_that_is_not(tmp_path, capsys, mon
     kept = optuna.load_study(study_name=study.study_name, storage=tune._journal(folder / "journal.log")).get_trials()
     done = [str(trial.user_attrs["point"]) for trial in kept if trial.state is not TrialState.FAIL]
     assert len(done) == len(set(done)) == len(expected), "no trial was lost or doubled"
+
+
+def test_a_journal_that_a_full_disk_cut_anywhere_in_a_line_goes_on(tmp_path):
+    study = tune._study(search(tmp_path))
+    study.enqueue_trial({"maxgain": 1.0})
+    whole = (tmp_path / "journal.log").read_bytes()
+    last = whole.rstrip(b"\n").rfind(b"\n") + 1
+    for end in range(last + 1, len(whole) - 1, 7):
+        (tmp_path / "journal.log").write_bytes(whole[:end])
+        tune._study(search(tmp_path)).enqueue_trial({"maxgain": 2.0})
+        waiting = tune._study(search(tmp_path)).get_trials()
+        assert [trial.system_attrs["fixed_params"] for trial in waiting] == [{"maxgain": 2.0}]
+
+
+def test_a_journal_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    study = tune._study(search(tmp_path))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(optuna.storages.journal.JournalFileBackend, "append_logs", full)
+    with pytest.raises(FileError, match=r"cannot write .*journal.log: No space left on device; the same command goes"):
+        study.enqueue_trial({"maxgain": 1.0})
 
 
 def test_a_search_can_be_sent_to_a_worker_while_its_journal_is_locked(tmp_path):

@@ -17,12 +17,12 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from maxgain.errors import MaxGainError, RecipeError, RegulariserError, RunError
+from maxgain.errors import FileError, MaxGainError, RecipeError, RegulariserError, RunError
 
 from .. import reading
 from ..data.splits import Dataset
@@ -156,7 +156,7 @@ def curve(study: optuna.Study) -> list[Trial]:
 class _JournalLock:
     """Keeps two processes from writing to a journal at once; a killed one keeps nobody out and spoils no line."""
 
-    beginning = '{"op_code": '  # of the lines that optuna writes
+    beginning = '{"op_code":'  # of the lines that optuna writes
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -222,9 +222,21 @@ def _expect_sense(study: optuna.Study) -> None:
             raise ValueError(f"its trial {trial.number} has no score")
 
 
+class _JournalFile(optuna.storages.journal.JournalFileBackend):
+    """Optuna's journal, which says of which file a full disk cut a line short; the next writer removes the piece."""
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        try:
+            super().append_logs(logs)
+        except OSError as error:
+            why = error.strerror or error
+            raise FileError(
+                f"cannot write {self._file_path}: {why}; the same command goes on with the search."
+            ) from error
+
+
 def _journal(path: Path) -> optuna.storages.BaseStorage:
-    backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=_JournalLock(path))
-    return optuna.storages.JournalStorage(backend)
+    return optuna.storages.JournalStorage(_JournalFile(str(path), lock_obj=_JournalLock(path)))
 
 
 def _searcher(folder: Path) -> str:
