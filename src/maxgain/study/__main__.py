@@ -1,5 +1,6 @@
 """Where the command line begins, also for somebody who did not install what it needs."""
 
+import os
 import sys
 
 from . import signals
@@ -7,6 +8,8 @@ from . import signals
 
 def main() -> int:
     """Runs the command line, or says how to install it."""
+    for name in ("MPLBACKEND", "SOURCE_DATE_EPOCH"):  # matplotlib's: figures go into files here, and have no date
+        os.environ.pop(name, None)
     try:
         with signals.ending():  # what is imported here takes seconds
             from .cli.app import main as run

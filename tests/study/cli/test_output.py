@@ -4,6 +4,7 @@ What has no buffer fails at once; what has one, when Python ends.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,3 +46,15 @@ def test_output_onto_a_full_disk_is_an_error_in_one_sentence(command: str, buffe
 def test_a_complaint_that_nobody_can_hear_changes_no_exit_code(buffered: bool) -> None:
     with open("/dev/full", "wb") as full:
         assert ended("lits", buffered=buffered, err=full.fileno())[0] == 2
+
+
+def test_what_matplotlib_reads_of_the_environment_spoils_no_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "results" / "tuning").mkdir(parents=True)
+    shutil.copy(Path(__file__).parents[3] / "results" / "tuning" / "cifar10.jsonl", tmp_path / "results" / "tuning")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "nonsense")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
+    assert ended("reproduce", buffered=True) == (0, b"")
+    assert (tmp_path / "results" / "figures" / "cifar10-tuning.svg").exists()

@@ -129,6 +129,7 @@ def test_a_row_for_which_nothing_could_be_chosen_has_failed_there_and_nothing_el
     assert maxgain.error == "no number could be chosen: all 4 tuning runs failed"
     assert maxgain.planned.key is None
     assert compare.missing([none, maxgain], Records((), (), ())) == [none]
+    assert compare.tuning_failures(tuning, Records((), (), ())) == {"maxgain": 4}
 
 
 @pytest.mark.usefixtures("_in_this_process")

@@ -388,6 +388,13 @@ def test_notes_about_the_data_are_passed_on_once():
     assert compare(question, noted).notes == ("Note: half of SVHN.",)
 
 
+def test_tuning_runs_that_failed_are_part_of_the_result():
+    question, found = asked({"none": NONE, "maxgain": NONE})
+    tuned = replace(question, tuning_runs={"maxgain": 9}, tuning_failures={"maxgain": 2})
+    assert told(compare(tuned, found)).gaps == ("maxgain: 2 tuning runs failed and had no say in its numbers.",)
+    assert tuned == replace(tuned, tuning_failures={}), "the same question, when they are tried again"
+
+
 def test_what_was_chosen_is_said_by_fold_where_it_differs():
     question, found = asked({"none": NONE, "maxgain": NONE})
     rows = question.rows | {

@@ -154,6 +154,10 @@ def test_how_fine_a_choice_is_can_be_said():
     assert tuning_rule.worth(rows[0], [*rows, pruned]) == (
         "one of the 40 validation images is worth 2.5 points, and 1 of the 2 other points is no further behind"
     )
+    failed = {"values": {"maxgain": 4.0}, "status": "failed"}
+    assert tuning_rule.worth(rows[0], [rows[0], failed]).endswith(
+        "no other point came to its end; 1 of 2 points failed and could not be chosen: the same search tries them again"
+    )
 
 
 # The search

@@ -265,6 +265,7 @@ def test_a_row_for_which_nothing_could_be_chosen_shows_no_number(tmp_path):
     assert "3: 89.00, 4: failed | 2 |" in text
     assert re.search(r"H2: .* 0 of 5 pairs \| \*\*inconclusive\*\*, no test \|", made(tmp_path))
     assert "No bootstrap for " in text
+    assert "- maxgain: 1 tuning run failed and had no say in its numbers." in text
 
 
 def test_a_row_whose_search_is_over_is_chosen_while_others_are_still_tried(tmp_path):

@@ -21,6 +21,7 @@ from . import records, sentences, tuning_rule
 from .comparison import Comparison, compare
 from .jobs import Job, Pairing
 from .question import FILE, Analysis, Question, against, contrasts, remember
+from .records import Records
 from .tuning_rule import Grid
 
 COMPARISON = "comparison.json"
@@ -102,8 +103,8 @@ class Asked:
         """The runs that choose the jobs' numbers, if numbers are to be chosen."""
         return work.plan_tuning(jobs, self.grids, self.budget or tuning_rule.BUDGET) if self.tuned else []
 
-    def question(self, jobs: Sequence[Job], tuning: Sequence[Job], validation_images: int | None) -> Question:
-        """What the records are to answer."""
+    def question(self, jobs: Sequence[Job], tuning: Sequence[Job], known: Records | None = None) -> Question:
+        """What the records are to answer; `known` are those of the tuning runs."""
         return Question(
             recipe=self.recipe.name,
             dataset=self.recipe.dataset,
@@ -115,7 +116,8 @@ class Asked:
             decide_by=self.decide_by,
             rope=None if self.rope is None else self.rope / 100,
             tuning_runs=work.tuning_runs(tuning),
-            validation_images=validation_images,
+            validation_images=None if known is None else next((run["validation_images"] for run in known.runs), None),
+            tuning_failures={} if known is None else work.tuning_failures(tuning, known),
         )
 
     def _refuse_doubles(self) -> None:
@@ -142,13 +144,12 @@ def answered(asked: Asked, place: Place, perform: Perform) -> Comparison:
     asked.pairs()  # which may be refused, before anything is trained
     with alone_in(place.folder, *FILES):
         jobs, tuning = work.identified(jobs, place), work.identified(tuning, place.for_tuning)
-        validation_images = None
+        known = None
         if tuning:
             perform("tuning", tuning, place.for_tuning)
             known = records.read(place.for_tuning.results)
-            validation_images = next((run["validation_images"] for run in known.runs), None)
             jobs = work.tuned(jobs, tuning, known)
-        question = asked.question(jobs, tuning, validation_images)
+        question = asked.question(jobs, tuning, known)
         remember(place.folder, question)
         perform("comparing", jobs, place)
         found = records.read(place.results)

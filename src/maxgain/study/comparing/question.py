@@ -63,6 +63,8 @@ class Question:
     """How many runs each row's numbers were chosen with, on every fold."""
     validation_images: int | None = None
     """How many images they were chosen on."""
+    tuning_failures: dict[str, int] = field(default_factory=dict, compare=False)
+    """How many of those runs have no score, over all folds, by the rows that lack any."""
 
     def __post_init__(self) -> None:
         """Refuse, for files that somebody else may have written, what does not hang together."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..wording import listed, signed
+from ..wording import counted, listed, signed
 from .comparison import Comparison, Contrast
 from .statistics import ALPHA, ONE_SPLIT, Difference, Verdict
 
@@ -147,11 +147,11 @@ def _failures(comparison: Comparison, contrast: Contrast) -> str:
     ]
     if not lost:
         return ""
-    counted = contrast.decided_with_failures
+    with_failures = contrast.decided_with_failures
     guessing = f"failures counted as guessing ({100 * comparison.chance:.3g} %)"
-    if counted is None or counted.p_value is None:
+    if with_failures is None or with_failures.p_value is None:
         return f"; {listed(lost)}"
-    difference = f"the difference is {points(counted.mean)} points ({_p(counted)})"
+    difference = f"the difference is {points(with_failures.mean)} points ({_p(with_failures)})"
     if contrast.among_survivors == "inconclusive":
         return f"; {listed(lost)}: with {guessing} {difference}"
     agrees = "so it holds" if contrast.verdict == contrast.among_survivors else "so nothing is settled"
@@ -359,4 +359,6 @@ def gaps(comparison: Comparison) -> Iterator[str]:
         waiting = row.planned - row.done - row.failed
         if waiting:
             yield f"{row.name}: {waiting} of {row.planned} runs have not been run."
+    for name, failed in comparison.question.tuning_failures.items():
+        yield f"{name}: {counted(failed, 'tuning run')} failed and had no say in its numbers."
     yield from comparison.notes

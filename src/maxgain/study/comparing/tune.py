@@ -222,7 +222,7 @@ def _expect_sense(study: optuna.Study) -> None:
             raise ValueError(f"its trial {trial.number} has no score")
 
 
-class _JournalFile(optuna.storages.journal.JournalFileBackend):
+class _JournalFile(optuna.storages.journal.JournalFileBackend):  # type: ignore[misc]
     """Optuna's journal, which says of which file a full disk cut a line short; the next writer removes the piece."""
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:

@@ -127,16 +127,19 @@ def best(rows: Iterable[Trial]) -> Trial | None:
     return min((row for row in rows if row["status"] == "complete"), key=rank, default=None)
 
 
-def worth(chosen: Trial, curve: Iterable[Trial]) -> str:
-    """How fine the choice is, in words: what one validation image is worth, and how many points are that close."""
+def worth(chosen: Trial, curve: Sequence[Trial]) -> str:
+    """How fine the choice is, in words: what one validation image is worth, how many points are close, or failed."""
     images = chosen["validation_images"]
     complete = [row for row in curve if row["status"] == "complete" and row["values"] != chosen["values"]]
     lead = (chosen["validation_accuracy"] - row["validation_accuracy"] for row in complete)
     close = sum(round(behind * images) <= 1 for behind in lead)
-    return (
-        f"one of the {images:,} validation images is worth {100 / images:.2g} points, and {close} of the "
-        f"{len(complete)} other points {'is' if close == 1 else 'are'} no further behind"
-    )
+    others = f"{close} of the {len(complete)} other points {'is' if close == 1 else 'are'} no further behind"
+    if not complete:
+        others = "no other point came to its end"
+    failed = sum(row["status"] == "failed" for row in curve)
+    lost = f"; {failed} of {len(curve)} points failed and could not be chosen: the same search tries them again"
+    image = f"one of the {images:,} validation images is worth {100 / images:.2g} points"
+    return f"{image}, and {others}{lost if failed else ''}"
 
 
 def rounded(value: float) -> float:

@@ -95,7 +95,7 @@ def beside_paper(row: Row, published: paper.Table) -> float | None:
 
 def _of_contrasts(state: State) -> Iterator[Claim]:
     experiment, comparison = state.experiment, state.comparison
-    question = experiment.question((), None)
+    question = experiment.question(())
     hypotheses = experiment.name == "cifar10"
     for number, pair in enumerate(question.contrasts):
         name = f"H{number + 1}: " if hypotheses else ""

@@ -65,8 +65,10 @@ class Experiment:
             return []
         return plan(replace(self.recipe, train_on="train+validation"), self.rows, self.pairing)
 
-    def question(self, final: Sequence[Job], validation_images: int | None) -> Question:
-        """What is asked of the records of its final runs, whose numbers are filled in."""
+    def question(
+        self, final: Sequence[Job], validation_images: int | None = None, failures: dict[str, int] | None = None
+    ) -> Question:
+        """What is asked of the records of its final runs, whose numbers are filled in; `failures` are of the tuning."""
         return Question(
             recipe=self.recipe.name,
             dataset=self.recipe.dataset,
@@ -78,6 +80,7 @@ class Experiment:
             rope=ROPE,
             tuning_runs=tuning_runs(self.tuning()),
             validation_images=validation_images,
+            tuning_failures=failures or {},
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..comparing.comparison import Comparison, compare
-from ..comparing.jobs import Job
+from ..comparing.jobs import Job, tuning_failures
 from ..comparing.records import Record
 from ..comparing.tuning_rule import best
 from ..wording import listed
@@ -81,7 +81,8 @@ class State:
             return None
         images = next((run["validation_images"] for run in self.tuning.recorded if "validation_images" in run), None)
         known = self.certain.known
-        return compare(self.experiment.question(self.certain.jobs, images), known, known.correct)
+        failures = tuning_failures(self.tuning.jobs, self.tuning.known)
+        return compare(self.experiment.question(self.certain.jobs, images, failures), known, known.correct)
 
     @cached_property
     def curves(self) -> dict[str, dict[int | None, Curve]]:
