@@ -432,3 +432,15 @@ def test_on_a_gpu_a_step_never_waits_and_can_be_captured(p):
     norms = operator_norms(model, batches(1)[0], p=p).norms
     assert all(norm <= 0.3003 for norm in norms.values())
     assert constraint.gains == pytest.approx(norms, rel=1e-3)
+
+
+@pytest.mark.parametrize("magnitude", [1e30, 1e-30])
+def test_weights_whose_squares_are_beyond_float32_are_held_to_their_bound_too(magnitude):
+    layer = nn.Linear(6, 5)
+    with torch.no_grad():
+        layer.weight.mul_(magnitude)
+    bound = 0.1 * torch.linalg.matrix_norm(layer.weight.double(), 2).item()
+    constraint = Lipschitz(layer, bound)
+    for _ in range(3):
+        constraint.step()
+    assert torch.linalg.matrix_norm(layer.weight.double(), 2).item() == pytest.approx(bound, rel=1e-2)

@@ -68,7 +68,7 @@ class LinearMap(ABC):
         with torch.enable_grad(), torch.autocast(v.device.type, enabled=False):
             x = v.detach().requires_grad_()
             z = self.apply(x)
-            length = torch.linalg.vector_norm(z.detach())
+            length = length_of(z.detach())
             direction = z.detach() / torch.where(length > 0, length, torch.ones_like(length))
             (back,) = torch.autograd.grad(z, x, direction)
         return length, direction, back
@@ -238,6 +238,12 @@ def instance_sizes(layer: FoundLayer, x: Tensor, output: Tensor) -> Sizes:
     # What a registered layer returns may be anything, and nobody asks for its size.
     shaped = output if layer.kind.output_is_part else x
     return tuple(x.shape[-dims:]), tuple(shaped.shape[-dims:])
+
+
+def length_of(v: Tensor) -> Tensor:
+    """The 2-norm, in float64 where there is one: the squares of a small or large v are beyond float32."""
+    length: Tensor = torch.linalg.vector_norm(v, dtype=None if v.device.type == "mps" else torch.float64)
+    return length
 
 
 def random_vector(shape: Shape, seed: int = 0) -> Tensor:

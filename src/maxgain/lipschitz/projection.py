@@ -19,7 +19,17 @@ from ..functional import check_count, finite
 from ..kernels import Replayed
 from ..layers import FoundLayer, Instance
 from ..observe import UNMEASURED
-from .maps import LinearMap, OwnForward, Shape, Sizes, check_operator_p, instance_sizes, linear_map, random_vector
+from .maps import (
+    LinearMap,
+    OwnForward,
+    Shape,
+    Sizes,
+    check_operator_p,
+    instance_sizes,
+    length_of,
+    linear_map,
+    random_vector,
+)
 
 FIRST_ITERATIONS = 50
 """Of the power iteration when it begins, with vectors that know nothing yet."""
@@ -279,11 +289,11 @@ def power_iteration(linear: LinearMap, v: Tensor) -> tuple[Tensor, Tensor]:
     turn = 0.5 * torch.atan2(2 * torch.sum(a * b), torch.sum(a * a) - torch.sum(b * b))
     cos, sin = turn.cos(), turn.sin()
     first, second = cos * c + sin * d, cos * d - sin * c
-    length = torch.linalg.vector_norm(first)
+    length = length_of(first)
     first = first / length
     second = second - torch.sum(first * second) * first
-    rest = torch.linalg.vector_norm(second)
+    rest = length_of(second)
     usable = torch.stack([torch.isfinite(length) & (length > 0), torch.isfinite(rest) & (rest > 0)])
     following = torch.stack([first, second / rest])
-    size: Tensor = length / torch.linalg.vector_norm(cos * a + sin * b)
+    size: Tensor = length / length_of(cos * a + sin * b)
     return torch.where(usable.view(2, *[1] * (v.dim() - 1)), following, v), size
