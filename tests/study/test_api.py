@@ -206,7 +206,7 @@ def test_what_makes_no_sense_is_said_in_pythons_words(data, tmp_path) -> None:
         dataset("digits", part(4), part(2))
     with pytest.raises(DataError, match="items must be pairs"):
         dataset("mine", TensorDataset(images), part(2))
-    with pytest.raises(RecipeError, match=r"it takes \(shape, classes, batchnorm\)"):
+    with pytest.raises(RecipeError, match=r"called with \(shape, classes, batchnorm=...\), which it does not take"):
         train(data, "batchnorm", network=my_network, out=tmp_path, **QUICK)
     with pytest.raises(RecipeError, match="there is no setting 'rate'"):
         train(data, out=tmp_path, rate=3)
