@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -38,7 +38,10 @@ PATIENCE = timedelta(hours=1)
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which of how many processes this is: the only one, unless torchrun started several."""
+    """Which of how many processes this is: the only one, unless torchrun started several.
+
+    A process alone has a count of 1, and there is nothing that it has to ask or tell here.
+    """
 
     rank: int = 0
     count: int = 1
@@ -60,7 +63,7 @@ class Ranks:
 
     def own(self, device: torch.device) -> torch.device:
         """The device of this rank: of several GPUs in a machine each rank there has one."""
-        if self.count == 1 or device.type != "cuda":
+        if device.type != "cuda":
             return device
         here, there = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
         if here >= there:
@@ -70,9 +73,6 @@ class Ranks:
     @contextmanager
     def joined(self, device: Callable[[], torch.device]) -> Iterator[None]:
         """Within this context the ranks can exchange what lies on their devices; one that is lost ends them all."""
-        if self.count == 1:
-            yield
-            return
         own = self.own(device())
         if own.type == "cuda":
             torch.cuda.set_device(own)
@@ -92,8 +92,6 @@ class Ranks:
 
     def ready(self, prepare: Callable[[], Value]) -> Value:
         """What ``prepare`` returns. Where it fails on one rank it fails on all of them, in that rank's words."""
-        if self.count == 1:
-            return prepare()
         made: list[Value] = []
         error: MaxGainError | None = None
         try:
@@ -111,16 +109,12 @@ class Ranks:
 
     def first_says(self, say: Callable[[], Value]) -> Value:
         """What rank 0 says, on every rank; what it refuses is refused by all."""
-        if self.count == 1:
-            return say()
         said = [self.ready(say if self.is_first else lambda: None)]
         dist.broadcast_object_list(said, src=0)
         return cast("Value", said[0])
 
     def share_state(self, training: Training) -> None:
         """Puts every rank where rank 0 is."""
-        if self.count == 1:
-            return
         state = {name: tensor.cpu() for name, tensor in training.state().items()} if self.is_first else {}
         threads, state = self.first_says(lambda: (torch.get_num_threads(), state))
         torch.set_num_threads(threads)
@@ -128,8 +122,6 @@ class Ranks:
 
     def expect_same(self, what: str, value: str) -> None:
         """Refuses ranks that differ in something."""
-        if self.count == 1:
-            return
         for rank, other in enumerate(values := self._gathered(value)):
             if other != values[0]:
                 self._let_the_first_speak()
@@ -178,17 +170,15 @@ class Ranks:
 
     def as_whole(self, batch_size: int) -> AbstractContextManager[Any]:
         """Within this context a forward pass of the rank's share gives what it would give within the whole batch."""
-        return nullcontext() if self.count == 1 else _AsWhole(batch_size, self.share_of(batch_size))
+        return _AsWhole(batch_size, self.share_of(batch_size))
 
     def part_of(self, mean: Tensor, batch_size: int) -> Tensor:
         """What a mean over this rank's share, or a number that all ranks have, adds to that of the whole batch."""
-        share = self.share_of(batch_size)
-        return mean if self.count == 1 else mean * ((share.stop - share.start) / batch_size)
+        images = range(batch_size)[self.share_of(batch_size)]
+        return mean * (len(images) / batch_size)
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Puts the sum over all ranks into each of the tensors, in one exchange, of the first one's type."""
-        if self.count == 1:
-            return
         packed = torch.cat([tensor.reshape(-1).to(tensors[0].dtype) for tensor in tensors])
         dist.all_reduce(packed)
         parts = torch.split(packed, [tensor.numel() for tensor in tensors])
