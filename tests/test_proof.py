@@ -268,3 +268,43 @@ def test_a_report_of_gains_refuses_a_layer_whose_linear_part_cannot_be_seen() ->
     model = nn.Sequential(Dropping(6, 4))  # which does nothing in evaluation mode
     expected = (x @ model[0].weight.T).norm(dim=1) / x.norm(dim=1)
     torch.testing.assert_close(torch.from_numpy(measure_gains(model, [x]).gains["0"]), expected.detach())
+
+
+class Factor(nn.Linear):
+    """Its output is learned to be larger, bias and all; at first it is not."""
+
+    def __init__(self, *sizes: int, bias: bool = True) -> None:
+        super().__init__(*sizes, bias=bias)
+        self.factor = nn.Parameter(torch.ones(()))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * self.factor
+
+
+class Branch(nn.Linear):
+    """It learns a second matrix, which is 0 at first."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.other = nn.Parameter(torch.zeros_like(self.weight))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + F.linear(input, self.other)
+
+
+@pytest.mark.filterwarnings("ignore:.*have no bound:maxgain.errors.MeasurementWarning")
+@pytest.mark.parametrize("make", [Factor, Branch])
+def test_promise_16_what_other_parameters_will_do_is_seen_before_they_do_it(make: Any) -> None:
+    layer = make(4, 4)
+    constraint = MaxGain(layer, 0.1)
+    layer(torch.randn(3, 4))
+    with pytest.raises(UnsupportedLayerError):
+        constraint.step()
+
+
+def test_promise_16_other_parameters_may_do_as_they_like_to_wx_alone_or_beside_a_frozen_weight() -> None:
+    frozen = Branch(4, 4).requires_grad_(False)
+    for layer in (Factor(4, 4, bias=False), frozen):
+        constraint = MaxGain(layer, 0.1)
+        layer(torch.randn(3, 4))
+        constraint.step()

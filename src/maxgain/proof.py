@@ -25,6 +25,8 @@ from .layers import FoundLayer, refusals
 
 TOLERANCE = 0.02
 """By which fraction of ``Wx`` half the weight may miss half of it: rounding, and quantisation in training, do that."""
+ROUGHLY = 0.1
+"""The same where other parameters are made up, with which quantisation may be coarser."""
 OUT_OF_PROPORTION = 1000.0
 """By how much a size may grow over the norm of its weight.
 
@@ -139,18 +141,35 @@ class Proof:
             x, nothing = self._input(), torch.zeros_like(whole(self.layer.weight))
             equal = torch.equal(self._part(nothing, x, {}), self._part(nothing, -x, {}))
             return None if equal else DOES_NOT_HALVE
-        x, weight, others, full = self._trial()
+        objection, later = self._against({}, TOLERANCE), self._later()
+        if objection is None and later and self.layer.weight.requires_grad:
+            with contextlib.suppress(Exception):  # made up as they are, they may be no parameters for this forward
+                objection = self._against(later, ROUGHLY)
+        return objection
+
+    def _against(self, given: dict[str, Tensor], tolerance: float) -> str | None:
+        """What there is against the layer with these in the place of other parameters."""
+        x, weight, others, full = self._trial(given)
         halved = self._part(weight / 2, x, others)
-        if torch.linalg.vector_norm(halved - full / 2) > TOLERANCE * torch.linalg.vector_norm(full):
+        if torch.linalg.vector_norm(halved - full / 2) > tolerance * torch.linalg.vector_norm(full):
             return DOES_NOT_HALVE
-        return BIAS_STAYS if self.measured and self.bias_stays() else None
+        return BIAS_STAYS if self.measured and self.bias_stays(given, tolerance) else None
 
     @torch.no_grad()
-    def bias_stays(self) -> bool:
+    def bias_stays(self, given: dict[str, Tensor] | None = None, tolerance: float = TOLERANCE) -> bool:
         """Whether a bias as large as ``Wx`` shows in what is taken for ``Wx``: something is done to both together."""
-        x, weight, others, full = self._trial()
+        x, weight, others, full = self._trial(given or {})
         biased = self._part(weight, x, others, bias=full.square().mean().sqrt().item())
-        return bool(torch.linalg.vector_norm(biased - full) > TOLERANCE * torch.linalg.vector_norm(full))
+        return bool(torch.linalg.vector_norm(biased - full) > tolerance * torch.linalg.vector_norm(full))
+
+    def _later(self) -> dict[str, Tensor]:
+        """Other parameters as training may make them: a factor that begins as 1 and a branch as 0 hide what they do."""
+        own = {name: whole(one) for name, one in self.layer.module._parameters.items() if one is not None}
+        return {
+            name: torch.where(one == 0, 0.5, 1.5 * one)
+            for name, one in own.items()
+            if name not in ("bias", self.layer.kind.weight)
+        }
 
     def _input(self) -> Tensor:
         weight = whole(self.layer.weight)
@@ -158,12 +177,12 @@ class Proof:
         x = torch.randn(shape, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
         return x.to(weight.device, weight.dtype)
 
-    def _trial(self) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor]:
+    def _trial(self, given: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor]:
         """An input, a weight, what takes the place of other parameters, and their ``Wx`` without a bias."""
         layer, x = self.layer, self._input()
         weight = whole(layer.weight)
-        if (full := self._part(weight, x, {})).any():
-            return x, weight, {}, full
+        if (full := self._part(weight, x, given)).any():
+            return x, weight, given, full
         # Its weight is zero, or something that it multiplies by is: zero tells nothing, so try it with numbers.
         generator = torch.Generator("cpu").manual_seed(1)
         numbers = {
