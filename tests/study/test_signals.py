@@ -124,3 +124,11 @@ def test_ctrl_c_while_torch_is_imported_is_answered_with_a_sentence(module: str,
         process.send_signal(signal.SIGINT)
         told = process.communicate()[1]
     assert (process.returncode, told) == (130, "maxgain: stopped before anything was begun.\n")
+
+
+def test_a_signal_while_a_dataclass_is_made_ends_in_its_own_exit_code(tmp_path: Path) -> None:
+    code = "import sys; from maxgain.study import signals; signals._state.asked = 15\n"
+    code += "try: exec('raise KeyboardInterrupt')\nexcept KeyboardInterrupt: sys.exit(signals.exit_code())"
+    (tmp_path / "interrupted.py").write_text(code)
+    ended = subprocess.run([sys.executable, "-m", "interrupted"], cwd=tmp_path, check=False)
+    assert ended.returncode == 143

@@ -115,6 +115,9 @@ def listening(last_words: Callable[[], str]) -> Iterator[None]:
 
 def exit_code() -> int:
     """What a process that was asked to stop exits with, as shells have it: 130 after Ctrl-C, 143 after SIGTERM."""
+    # Where the signal interrupted an exec of text, as in the making of a dataclass, CPython would die of SIGINT at its
+    # end, caught or not. The next exec of text forgets that.
+    exec("")
     return 128 + (_state.asked or signal.SIGINT)
 
 
