@@ -178,7 +178,7 @@ def _sampling(comparison: Comparison, sentences: Sequence[str]) -> Iterator[str]
         yield _bullets(f"{sentence}." for sentence in sentences)
     without = [_named(pair) for pair in comparison.contrasts if pair.bootstrap is None]
     if without:
-        yield f"No bootstrap for {listed(without)}: it takes two pairs of runs whose predictions were kept."
+        yield f"No bootstrap for {listed(without)}: it takes two pairs of runs, and the predictions of all of them."
 
 
 def _named(contrast: Contrast) -> str:
