@@ -22,7 +22,7 @@ from maxgain.errors import (
 from small_net import hooks, net, sgd
 
 
-@pytest.mark.parametrize("gamma", [0, -1.0, math.nan, "2", None, torch.tensor(2.0), -math.inf])
+@pytest.mark.parametrize("gamma", [0, -1.0, math.nan, "2", None, True, torch.tensor(2.0), -math.inf])
 def test_a_bound_is_a_positive_number(gamma: Any) -> None:
     with pytest.raises(BoundError, match="gamma must be a positive number"):
         MaxGain(net(), gamma=gamma)

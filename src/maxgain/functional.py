@@ -257,9 +257,9 @@ def check_count(what: str, value: Any, least: int = 1) -> int:
 
 
 def as_float(value: Any) -> float:
-    """The real number that the value is, and nan if it is none, or one that no float can hold."""
+    """The real number that the value is, and nan if it is none (True is none), or one that no float can hold."""
     try:
-        return float(value) if isinstance(value, Real) else math.nan
+        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     except OverflowError:
         return math.nan
 

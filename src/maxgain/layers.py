@@ -426,6 +426,8 @@ def defect(module: nn.Module, kind: LayerKind, *, rescale: bool = True) -> str |
         return "its size is not known before a first batch has gone through the model; run one first"
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         return "its weight is quantised, or complex"
+    if weight.dim() > 1 and not weight.numel():  # a vector may be a rank's share of a weight, FSDP1's
+        return "its weight has no entries"
     if rescale and kind.weight not in module._parameters:
         return _why_not_a_parameter(module, kind.weight)
     return kind.defect(module)

@@ -57,6 +57,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "legacy weight norm": (legacy(nn.utils.weight_norm), "Linear", COMPUTED),
     "legacy spectral norm": (legacy(nn.utils.spectral_norm), "Linear", COMPUTED),
     "pruned": (lambda: prune.l1_unstructured(nn.Linear(4, 4), "weight", 0.5), "Linear", COMPUTED),
+    "empty": (legacy(lambda _: nn.Linear(4, 0)), "Linear", "its weight has no entries"),
     "lazy": (lambda: nn.LazyLinear(4), "LazyLinear", "run one first"),
     "quantised": (quantised, "Linear", "its weight is quantised"),
     "int8": (int8_linear, "Linear", "its weight is quantised"),

@@ -54,7 +54,7 @@ def measure(maxima: Tensor, dropped: Tensor, index: int, part: Part, instance_di
     form, x, z, vector, variance, eps, channel_dims = part
     if z is None:
         z = x
-    key = _key(x, z, vector, form, channel_dims, instance_dims, p, maxima)
+    key = _key(x, z, vector, variance, form, channel_dims, instance_dims, p, maxima)
     launch = _launches.get(key, _UNPLANNED)
     if launch is _UNPLANNED:
         launch = _launches[key] = _launcher(key) if len(_launches) < MOST_PLANS else None
@@ -68,7 +68,7 @@ def measure_compiled(maxima: Tensor, dropped: Tensor, index: int, part: Part, in
     if z is not None and x.dtype == torch.float32 and z.dtype in DTYPES:
         x = x.to(z.dtype)  # as autocast gave it to the layer, so that x itself need not be written to memory
     x, z = x.detach(), None if z is None else z.detach()
-    plan = _plan(_key(x, x if z is None else z, vector, form, channel_dims, instance_dims, p, maxima))
+    plan = _plan(_key(x, x if z is None else z, vector, variance, form, channel_dims, instance_dims, p, maxima))
     if plan is None:
         torch.ops.maxgain.measure(maxima, dropped, index, form, x, z, *part[3:], instance_dims, p)
         return
@@ -130,12 +130,13 @@ _UNPLANNED: Any = object()
 
 
 def _key(
-    x: Tensor, z: Tensor, vector: Tensor | None, form: str, channel_dims: int, instance_dims: int, p: float, to: Tensor
-) -> tuple[Any, ...]:
+    x: Tensor, z: Tensor, vector: Tensor | None, variance: Tensor | None,
+    form: str, channel_dims: int, instance_dims: int, p: float, to: Tensor,
+) -> tuple[Any, ...]:  # fmt: skip
     """All that a plan depends on."""
     return (
         x.shape, x.stride(), x.dtype, z.shape, z.stride(), z.dtype, None if vector is None else vector.dtype,
-        form, channel_dims, instance_dims, p, to.dtype, x.device,
+        None if variance is None else variance.dtype, form, channel_dims, instance_dims, p, to.dtype, x.device,
     )  # fmt: skip
 
 
@@ -154,8 +155,8 @@ class _Plan(NamedTuple):
 def _plan(key: tuple[Any, ...]) -> _Plan | None:
     """How to launch the kernels for tensors like these; None if they do not know them or their layout."""
     (
-        x_shape, x_stride, x_dtype, z_shape, z_stride, z_dtype, vector_dtype, form, channel_dims, instance_dims, p,
-        maxima_dtype, device,
+        x_shape, x_stride, x_dtype, z_shape, z_stride, z_dtype, vector_dtype, variance_dtype, form, channel_dims,
+        instance_dims, p, maxima_dtype, device,
     ) = key  # fmt: skip
     x_layout, z_layout = _layout(x_shape, x_stride), _layout(z_shape, z_stride)
     x_rows, z_rows = (math.prod(shape[: len(shape) - instance_dims]) for shape in (x_shape, z_shape))
@@ -166,7 +167,7 @@ def _plan(key: tuple[Any, ...]) -> _Plan | None:
         and device.type == "cuda"
         and p in POWERS
         and maxima_dtype == torch.float32
-        and {x_dtype, z_dtype, vector_dtype or torch.float32} <= DTYPES
+        and {x_dtype, z_dtype, vector_dtype or torch.float32, variance_dtype or torch.float32} <= DTYPES
         and x_layout is not None
         and z_layout is not None
         and (x_layout == z_layout == "contiguous" or instance_dims == len(x_shape) - 1)
