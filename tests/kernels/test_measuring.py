@@ -34,9 +34,9 @@ def interpret(maxima: Tensor, dropped: Tensor, index: int, part: Part, dims: int
     """As ``measure`` would launch the kernel for tensors like these on a GPU, without one."""
     from maxgain.kernels.triton_gains import gains_kernel, sums_kernel
 
-    form, x, z, vector, variance, eps, channel_dims = part
+    _, x, z, vector, variance, eps, _ = part
     z = x if z is None else z
-    *key, _ = measuring._key(x, z, vector, variance, form, channel_dims, dims, p, maxima)
+    *key, _ = measuring._key(x, z, part, dims, p, maxima)
     plan = measuring._plan((*key, torch.device("cuda")))
     assert plan is not None
     vector = maxima if vector is None else vector
@@ -191,7 +191,7 @@ def test_a_bias_along_the_last_dimension_is_not_taken_for_one_of_channels_last(m
     monkeypatch.setattr(measuring, "HAS_TRITON", True)
     x, z = torch.randn(2, 7, 3), torch.randn(2, 5, 7).mT  # of a dense layer with a forward of its own
     for bias, is_known in ((torch.randn(5), False), (None, True)):
-        *key, _ = measuring._key(x, z, bias, None, "affine", 1, 2, 2.0, torch.zeros(1))
+        *key, _ = measuring._key(x, z, Part("affine", x, z, bias, None, 0.0, 1), 2, 2.0, torch.zeros(1))
         assert (measuring._plan((*key, torch.device("cuda"))) is not None) is is_known
 
 
@@ -199,7 +199,7 @@ def test_a_plan_is_not_taken_over_by_statistics_of_another_type(monkeypatch):
     monkeypatch.setattr(measuring, "HAS_TRITON", True)
     x, scale = torch.randn(2, 3, 4, 4), torch.ones(3)
     keys = [
-        measuring._key(x, x, scale, scale.to(dtype), "batch_norm", 3, 3, 2.0, torch.zeros(1))[:-1]
+        measuring._key(x, x, Part("batch_norm", x, None, scale, scale.to(dtype), 0.0, 3), 3, 2.0, torch.zeros(1))[:-1]
         for dtype in (torch.float32, torch.bfloat16, torch.float64)
     ]
     assert len(set(keys)) == 3
@@ -256,7 +256,7 @@ def test_a_plan_does_not_make_torch_compile_again_for_each_batch_size(monkeypatc
     compiled, gpu = [], SimpleNamespace(type="cuda")
 
     def planned(x: Tensor) -> Tensor:
-        *tensors, _ = measuring._key(x, x, None, None, "affine", 3, 3, 2.0, x)
+        *tensors, _ = measuring._key(x, x, Part("affine", x, x, None, None, 0.0, 3), 3, 2.0, x)
         plan = measuring._plan((*tensors, gpu))
         assert plan is not None
         return x + plan.parts + plan.for_gains[-1] + plan.for_sums[-1]

@@ -1,4 +1,4 @@
-"""Measuring on a GPU with one launch per layer: which kernel, how it is launched, and how torch.compile sees it.
+"""Measuring on a GPU in one launch per layer, or two: which kernels, how they are launched, how torch.compile sees them.
 
 What an eager step pays for here is Python, not the GPU. So kernel, grid and block sizes are chosen once per layer and
 shape, and a compiled kernel is launched without going through Triton's dispatcher again.
@@ -51,10 +51,10 @@ class Part(NamedTuple):
 
 def measure(maxima: Tensor, dropped: Tensor, index: int, part: Part, instance_dims: int, p: float) -> None:
     """Raise ``maxima[index]`` to the largest gain of the batch, and count in ``dropped`` what is not finite."""
-    form, x, z, vector, variance, eps, channel_dims = part
+    _, x, z, vector, variance, eps, _ = part
     if z is None:
         z = x
-    key = _key(x, z, vector, variance, form, channel_dims, instance_dims, p, maxima)
+    key = _key(x, z, part, instance_dims, p, maxima)
     launch = _launches.get(key, _UNPLANNED)
     if launch is _UNPLANNED:
         launch = _launches[key] = _launcher(key) if len(_launches) < MOST_PLANS else None
@@ -64,11 +64,11 @@ def measure(maxima: Tensor, dropped: Tensor, index: int, part: Part, instance_di
 
 def measure_compiled(maxima: Tensor, dropped: Tensor, index: int, part: Part, instance_dims: int, p: float) -> None:
     """As ``measure``, for torch.compile to read: the kernel itself where there is one, else one opaque operator."""
-    form, x, z, vector, variance, eps, channel_dims = part
+    form, x, z, vector, variance, eps, _ = part
     if z is not None and x.dtype == torch.float32 and z.dtype in DTYPES:
         x = x.to(z.dtype)  # as autocast gave it to the layer, so that x itself need not be written to memory
     x, z = x.detach(), None if z is None else z.detach()
-    plan = _plan(_key(x, x if z is None else z, vector, variance, form, channel_dims, instance_dims, p, maxima))
+    plan = _plan(_key(x, x if z is None else z, part, instance_dims, p, maxima))
     if plan is None:
         torch.ops.maxgain.measure(maxima, dropped, index, form, x, z, *part[3:], instance_dims, p)
         return
@@ -129,11 +129,9 @@ _UNPLANNED: Any = object()
 """Stands for tensors of a kind that was not met before."""
 
 
-def _key(
-    x: Tensor, z: Tensor, vector: Tensor | None, variance: Tensor | None,
-    form: str, channel_dims: int, instance_dims: int, p: float, to: Tensor,
-) -> tuple[Any, ...]:  # fmt: skip
-    """All that a plan depends on."""
+def _key(x: Tensor, z: Tensor, part: Part, instance_dims: int, p: float, to: Tensor) -> tuple[Any, ...]:
+    """All that a plan depends on; x and z as the kernel reads them."""
+    form, _, _, vector, variance, _, channel_dims = part
     return (
         x.shape, x.stride(), x.dtype, z.shape, z.stride(), z.dtype, None if vector is None else vector.dtype,
         None if variance is None else variance.dtype, form, channel_dims, instance_dims, p, to.dtype, x.device,
