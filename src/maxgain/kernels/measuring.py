@@ -1,4 +1,4 @@
-"""Measuring on a GPU in one launch per layer, or two: which kernels, how they are launched, how torch.compile sees them.
+"""Measuring on a GPU, in one or two launches per layer: which kernels, how to launch them, how torch.compile sees them.
 
 What an eager step pays for here is Python, not the GPU. So kernel, grid and block sizes are chosen once per layer and
 shape, and a compiled kernel is launched without going through Triton's dispatcher again.
