@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/pip install --quiet --constraint constraints.txt
+# What is imported gets compiled then; most of what is installed never is.
+PIP    := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
 
 .PHONY: help demo test slow kernels torture lint docs bench hooks clean
 
