@@ -21,6 +21,13 @@ class Standardised(nn.Conv2d):
         return self._conv_forward(input, weight, self.bias)
 
 
+class StandardisedInside(nn.Conv2d):
+    """The same by what the usual forward calls."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(input, weight / weight.std((1, 2, 3), keepdim=True), bias)
+
+
 class Squared(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         return F.linear(input, self.weight.square(), self.bias)

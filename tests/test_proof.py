@@ -22,12 +22,14 @@ from odd_layers import (
     Shrinking,
     Squared,
     Standardised,
+    StandardisedInside,
     each_constraint,
     train,
 )
 
 REFUSED: dict[str, tuple[Any, tuple[int, ...]]] = {
     "standardised": (lambda: Standardised(3, 8, 3), (4, 3, 8, 8)),
+    "standardised by what its forward calls": (lambda: StandardisedInside(3, 8, 3), (4, 3, 8, 8)),
     "squared": (lambda: Squared(6, 4), (4, 6)),
     "to the power of 1.2": (lambda: Shrinking(6, 4), (4, 6)),
 }
@@ -158,6 +160,14 @@ def test_promise_16_a_forward_with_more_arguments_is_tried_with_those_of_its_fir
     model = Pair()
     with pytest.raises(UnsupportedLayerError, match=r"^layer 'gated' \(Gated\) cannot be measured afresh: its forward"):
         train(model, torch.randn(4, 6), constraint=MaxGain(model, 0.05, measure="fresh"))
+
+
+def test_promise_16_a_forward_that_is_only_transformed_is_not_the_first_call():
+    model = Pair()
+    constraint = MaxGain(model, 0.05)
+    torch.func.vmap(lambda x: model.gated(x[None], gate=x[:1]))(torch.randn(4, 6))
+    train(model, torch.randn(4, 6), constraint=constraint)
+    assert constraint.gains["gated"] <= 0.0501
 
 
 def test_promise_16_a_weight_of_zeros_is_tried_all_the_same():

@@ -60,11 +60,19 @@ def test_every_unit_is_bounded_by_itself(name, p):
     assert constraint.scales[""] == pytest.approx(bound / max(before), rel=1e-5)
 
 
+@pytest.mark.parametrize(("p", "entry"), [(2, 1e20), (2, 1e-25), (20, 100.0), (20, 1e-3)])
+def test_units_are_bounded_whose_powers_are_beyond_the_type(p, entry):
+    layer = nn.Linear(8, 4)
+    nn.init.constant_(layer.weight, entry)
+    MaxNorm(layer, entry / 10, p=p).step()
+    assert torch.linalg.vector_norm(layer.weight[0].double(), p).item() == pytest.approx(entry / 10, rel=1e-5, abs=0)
+
+
 def test_units_within_the_bound_keep_their_bits():
     layer = nn.Linear(50, 50)
     before = layer.weight.detach().clone()
     norms = torch.linalg.vector_norm(before, dim=1)
-    MaxNorm(layer, norms.median().item()).step()
+    MaxNorm(layer, norms.median().item() * 1.000001).step()
     within = norms <= norms.median()
     assert torch.equal(layer.weight[within], before[within])
     assert not (layer.weight[~within] == before[~within]).all(1).any()

@@ -81,8 +81,7 @@ class Constraint(ABC):
         self.bounds = resolve_bounds(bound, self._names, self.bound_name)
         """The bound of every constrained layer, by its dotted name. One that is changed holds from the next step on."""
         self._checked_bounds = dict(self.bounds)
-        dtypes = (layer.weight.dtype for layer in self._layers)
-        self._dtype = reduce(torch.promote_types, dtypes, torch.float32)
+        self._dtype = reduce(torch.promote_types, (layer.weight.dtype for layer in self._layers), torch.float32)
         self._sizes = torch.full((len(self._layers),), torch.nan, dtype=self._dtype, device=self._device)
         self._scales = torch.ones_like(self._sizes)
         self._is_paused = False
@@ -379,13 +378,14 @@ class Constraint(ABC):
     def _share(self, optimizer: Optimizer | None) -> Share:
         """What a step of this optimiser works on; of a step without one, everything.
 
-        Made once, and again when a weight was replaced, moved or frozen, or an optimiser got other parameters.
+        Made once, and again when a weight was replaced, moved, frozen or tied, or an optimiser got other parameters.
         """
-        weights = [layer.module._parameters.get(layer.kind.weight) for layer in self._layers]
+        weights = [w for layer in self._layers if (w := layer.module._parameters.get(layer.kind.weight)) is not None]
         optimizers = dict.fromkeys([*self._optimizers, *([optimizer] if optimizer else [])])
         signature = (
             dict(self.bounds),
-            [(id(weight), weight.requires_grad, weight.device) for weight in weights if weight is not None],
+            [(id(weight), weight.requires_grad, weight.device) for weight in weights],
+            len({weight.data_ptr() for weight in weights}),  # two may come to lie in the same memory, or no longer do
             [list(map(id, group["params"])) for one in optimizers for group in one.param_groups],
         )
         share = self._shares.get(optimizer)

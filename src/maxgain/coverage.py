@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -118,6 +119,13 @@ def share_of(
         if twisted := [own[i] for i in rest if (own[i].weight.shape, own[i].weight.stride()) != layout]:
             reason = f"its weight is that of {own[first].name!r} in another layout, and would be divided twice"
             raise UnsupportedLayerError(refusals([(one.name, one.module, reason) for one in twisted], "constrained"))
+    blocks = [
+        (address, place) for place, address in enumerate(addresses) if address and own[place].weight.is_contiguous()
+    ]
+    for (start, one), (later, other) in pairwise(sorted(blocks)):
+        if start < later < start + own[one].weight.nbytes:
+            reason = f"its weight overlaps with that of {own[one].name!r}, and would be divided twice"
+            raise UnsupportedLayerError(refusals([(own[other].name, own[other].module, reason)], "constrained"))
     users = [
         places
         for places in by_weight.values()

@@ -74,10 +74,8 @@ def _affine(instance_dims: int, **others: Any) -> LayerKind:
 
 def _image(layer: Any) -> tuple[int, ...]:
     """The shape of an input that is large enough for a convolution."""
-    extents = (
-        2 * gap * k + stride for gap, k, stride in zip(layer.dilation, layer.kernel_size, layer.stride, strict=True)
-    )
-    return (2, layer.in_channels, *extents)
+    settings = zip(layer.dilation, layer.kernel_size, layer.stride, strict=True)
+    return (2, layer.in_channels, *(2 * gap * k + stride for gap, k, stride in settings))
 
 
 def least_extents(layer: Any, lengths: Iterable[int]) -> list[int]:
@@ -412,7 +410,9 @@ def _look_up(module: nn.Module, *, rescale: bool) -> tuple[LayerKind | None, boo
                 return None, False, REFUSED[key]
             if key in KINDS:
                 known = (cls.forward, nn.SyncBatchNorm.forward)  # which is its row's, on many devices
-                own_forward = type(module).forward not in known or "forward" in vars(module)
+                inner = [getattr(one, "_conv_forward", None) for one in (type(module), cls)]  # a convolution's calls it
+                own_forward = type(module).forward not in known or inner[0] is not inner[1]
+                own_forward |= not {"forward", "_conv_forward"}.isdisjoint(vars(module))
                 return KINDS[key], own_forward, defect(module, KINDS[key], rescale=rescale)
     return None, False, None
 

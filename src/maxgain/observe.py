@@ -131,12 +131,12 @@ class Hook(torch_quirks.ForwardHook):
             onward = torch_quirks.set_apart(output) if keeps and is_sequence else None
             self.observe(x, output)
             return onward
+        if torch_quirks.is_simulated(x):
+            return None
         if self.note is not None:
             self.note(
                 x, output, args[1:], {name: value for name, value in kwargs.items() if args or name != self.first}
             )
-        if torch_quirks.is_simulated(x):
-            return None
         if module.training and "_is_replica" in vars(module):
             raise UnsupportedLayerError(refusal(self.layer, "measured", REPLICA))
         if is_late:

@@ -71,7 +71,7 @@ class Rounding:
             hook.observe = partial(_observe_without_bias, hook.layer, hook.observe)
 
     def _note(self, name: str, x: Any, output: Any, others: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if type(x) is not Tensor or torch_quirks.is_simulated(x) or torch_quirks.is_capturing(x.device):
+        if type(x) is not Tensor or torch_quirks.is_capturing(x.device):
             return  # this forward is not one to learn from; the next may be
         hook = self._hooks[name]
         if type(output) is not Tensor or not hook.layer.module.training or not x.numel():

@@ -212,8 +212,8 @@ def is_simulated(x: Tensor) -> bool:
             and any(torch._C._get_dispatch_mode(mode) is not None for mode in _SIMULATIONS)
         )
         or torch._C._is_tracing()
+        or (type(x) is not Tensor and any(one.__name__ in ("FakeTensor", "Proxy") for one in type(x).__mro__))
         or getattr(x, "is_meta", False)
-        or (type(x) is not Tensor and type(x).__name__ in ("FakeTensor", "Proxy"))
     )
 
 

@@ -114,5 +114,7 @@ def unit_norms(layer: FoundLayer, p: float) -> Tensor:
     # Units along the second dimension (a transposed convolution's) are fed by the inputs of their own group alone.
     groups = weight.view(getattr(layer.module, "groups", 1) if units else 1, -1, *weight.shape[1:])
     others = [dim for dim in range(1, groups.dim()) if dim != 1 + units]
-    norms = torch.linalg.vector_norm(groups, ord=p, dim=others, keepdim=True)
+    # Of entries up to 1, whose powers do not overflow: a norm that is not finite would bound nothing.
+    largest = groups.abs().amax(others, keepdim=True).clamp_min(torch.finfo(groups.dtype).tiny)
+    norms = largest * torch.linalg.vector_norm(groups / largest, ord=p, dim=others, keepdim=True)
     return finite(norms.expand(-1, groups.shape[1], *norms.shape[2:]).flatten(0, 1))

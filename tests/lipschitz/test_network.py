@@ -33,8 +33,9 @@ def test_an_activation_has_the_constant_of_its_steepest_slope(activation):
         assert steepest - 1e-9 <= part_constant(activation, p) <= steepest * 1.001
 
 
-def test_an_activation_that_grows_without_bound_has_no_constant():
+def test_an_activation_that_grows_without_bound_or_jumps_has_no_constant():
     assert part_constant(nn.CELU(-1.0), 2) is None
+    assert part_constant(nn.Softplus(threshold=1.0), 2) is None, "it jumps there"
 
 
 def test_every_elementwise_part_is_in_the_test_above():

@@ -57,6 +57,12 @@ def test_layers_have_the_norms_of_their_explicit_matrices(layer, shape):
     check(layer, shape)
 
 
+def test_settings_that_were_changed_since_a_convolution_was_made_count():
+    layer = nn.Conv2d(2, 3, 3, padding=1)
+    layer.padding, layer.dilation, layer.stride = (2, 2), (2, 2), 1
+    check(layer, (2, 6, 6))
+
+
 def test_taps_that_reflection_lets_read_the_same_entry_are_added_before_their_absolute_values_are():
     conv = nn.Conv1d(1, 1, 3, padding=1, padding_mode="reflect", bias=False)
     conv.weight.data = torch.tensor([[[1.0, 0.5, -1.0]]])

@@ -83,6 +83,27 @@ def test_promise_09_two_parameters_in_the_same_memory_are_divided_once() -> None
     torch.testing.assert_close(memory, before * 0.5 / largest)
 
 
+def test_promise_09_parameters_that_come_to_lie_in_the_same_memory_are_divided_once_and_both_when_they_part() -> None:
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False))
+    optimiser = frozen_in_time(model.parameters())
+    constraint = MaxGain(model, 0.1).attach(optimiser)
+    model[1].weight.data = model[0].weight.data
+    for dtype in (torch.float32, torch.float64):  # a change of type gives each its own memory
+        with torch.no_grad():
+            model.to(dtype)[0].weight.fill_(1.0)
+            model[1].weight.fill_(1.0)
+        model(torch.ones(8, 6, dtype=dtype)).sum().backward()
+        optimiser.step()
+        assert [layer.weight.mean().item() for layer in model] == pytest.approx([0.1 / 6] * 2), constraint.gains
+
+
+def test_promise_09_a_weight_that_is_a_part_of_another_is_refused_by_name() -> None:
+    model = nn.ModuleList([nn.Linear(4, 8, bias=False), nn.Linear(4, 4, bias=False)])
+    model[1].weight = nn.Parameter(model[0].weight.data[2:6])
+    with pytest.raises(UnsupportedLayerError, match=r"^layer '1' \(Linear\) .* its weight overlaps with that of '0'"):
+        MaxGain(model, 0.5).attach(frozen_in_time(model.parameters()))
+
+
 @pytest.mark.parametrize("sizes", [(6, 5), (6, 6)])
 def test_promise_09_a_weight_that_is_tied_by_its_transpose_is_refused_by_name(sizes: tuple[int, int]) -> None:
     encoder, decoder = nn.Linear(*sizes, bias=False), nn.Linear(*reversed(sizes), bias=False)

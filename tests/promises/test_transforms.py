@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from maxgain import Lipschitz, MaxGain, measure_gains
 from maxgain.errors import MaxGainError, UnsupportedLayerError
+from odd_layers import Scaled
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
@@ -96,6 +97,12 @@ def test_promise_12_nor_is_anything_measured_where_a_transform_is_compiled(name:
     for one, other in zip(flat(result), flat(TRANSFORMS[name](net())), strict=True):
         torch.testing.assert_close(one, other)
     assert all(math.isnan(gain) for gain in constraint.gains.values())
+
+
+def test_promise_12_a_watched_layer_with_a_forward_of_its_own_is_traced_as_a_plain_one() -> None:
+    model = nn.Sequential(Scaled(6, 4))
+    MaxGain(model, 0.5)
+    torch.testing.assert_close(torch.fx.symbolic_trace(model)(X), model(X))
 
 
 def test_a_model_that_is_watched_cannot_be_scripted_and_says_so() -> None:

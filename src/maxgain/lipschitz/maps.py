@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -179,10 +180,15 @@ class Convolution(LinearMap):
 
     def _reads(self) -> list[Tensor]:
         """What each tap reads, along each dimension."""
-        m = self.module
-        ends = m._reversed_padding_repeated_twice[::-1]
-        paddings = list(zip(ends[1::2], ends[::2], strict=True))
-        sizes = zip(self.input_shape[1:], m.kernel_size, m.stride, m.dilation, paddings, strict=True)
+        m, dims = self.module, len(self.module.kernel_size)
+        # Settings may have been changed since the layer was made, to plain numbers too: as its forward reads them.
+        stride, dilation = _each(m.stride, dims), _each(m.dilation, dims)
+        if m.padding_mode == "zeros" and not isinstance(m.padding, str):
+            paddings = [(pad, pad) for pad in _each(m.padding, dims)]
+        else:
+            ends = m._reversed_padding_repeated_twice[::-1]
+            paddings = list(zip(ends[1::2], ends[::2], strict=True))
+        sizes = zip(self.input_shape[1:], m.kernel_size, stride, dilation, paddings, strict=True)
         return [sources(*size, m.padding_mode) for size in sizes]
 
 
@@ -238,6 +244,11 @@ def instance_sizes(layer: FoundLayer, x: Tensor, output: Tensor) -> Sizes:
     # What a registered layer returns may be anything, and nobody asks for its size.
     shaped = output if layer.kind.output_is_part else x
     return tuple(x.shape[-dims:]), tuple(shaped.shape[-dims:])
+
+
+def _each(setting: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    """A setting of a convolution along each dimension."""
+    return (setting,) * dims if isinstance(setting, int) else tuple(setting)
 
 
 def length_of(v: Tensor) -> Tensor:

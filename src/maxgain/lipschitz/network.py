@@ -176,7 +176,7 @@ def _dropout(p: float = 0.5, training: bool = True, inplace: bool = False) -> nn
 
 Constant = float | Callable[[Any, float], float | None]
 _IDENTITIES = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-_SLOPES_UP_TO_1 = (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Softplus, nn.Softsign, nn.Tanh, nn.LogSigmoid)
+_SLOPES_UP_TO_1 = (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Softsign, nn.Tanh, nn.LogSigmoid)
 _MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 _AVERAGE_POOLS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 _WHOLE_POOLS = (
@@ -190,6 +190,7 @@ PARTS: dict[type[nn.Module], Constant] = {
     nn.LeakyReLU: lambda module, p: max(1.0, abs(module.negative_slope)),
     nn.CELU: lambda module, p: 1.0 if module.alpha > 0 else None,
     nn.ELU: lambda module, p: max(1.0, abs(module.alpha)),
+    nn.Softplus: lambda module, p: 1.0 if module.threshold >= 20 else None,  # it jumps to x there: by 2e-9 for 20
     nn.SELU: 1.7582,
     nn.GELU: 1.1290,
     nn.SiLU: 1.0999,
