@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from maxgain.study.cli.app import main
+from one_process import in_this_process
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -46,7 +47,8 @@ def fresh(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_studys_commands_work_as_printed_and_in_order(fresh, capsys) -> None:
+def test_the_studys_commands_work_as_printed_and_in_order(fresh, capsys, monkeypatch) -> None:
+    in_this_process(monkeypatch)
     first, _ = blocks("The study")
     commands = [words for words in first if words[0] == "maxgain"]
     assert {words[1] for words in commands} == {"list", "train", "gains", "inspect", "tune", "compare", "report"}

@@ -11,7 +11,7 @@ def launch(ranks: int, *command: str | Path, options: tuple[str, ...] = ()) -> d
     """``torchrun --nproc-per-node RANKS COMMAND`` on this machine, with the packages of this process, for `Popen`."""
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *options]
     paths = os.pathsep.join(path for path in sys.path if path)
-    return {"args": [*start, *map(str, command)], "env": os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}}
+    return {"args": [*start, *map(str, command)], "env": os.environ | {"PYTHONPATH": paths}}
 
 
 def torchrun(ranks: int, *command: str | Path, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,7 @@
 
 import signal
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from types import FrameType
@@ -12,9 +12,9 @@ import pytest
 
 from maxgain.study.bench.running import Row
 from maxgain.study.cli import app, bench
-from maxgain.study.comparing import engine
 from maxgain.study.data import download
 from maxgain.study.training import Training
+from one_process import in_this_process
 
 PATIENCE = 30
 """Seconds after which a command counts as hanging."""
@@ -75,16 +75,12 @@ def in_a_hurry(most: int = STEPS) -> Iterator[None]:
             raise KeyboardInterrupt
         step(training)
 
-    def here(work: Callable[[Any], Any], upcoming: Iterable[Any], *_: Any) -> Iterator[Any]:
-        for job in upcoming:
-            yield job, work(job)
-
     def offline(*_: Any, **__: Any) -> None:
         raise download.DataError("there is no network in this test.")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Training, "step", counted)
-        patch.setattr(engine, "side_by_side", here)
+        in_this_process(patch)
         patch.setattr(download, "_retrieve", offline)
         patch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # where no cluster is; without an address one would be started
         patch.setattr(bench, "measure", lambda settings: iter([TIMED]))  # nobody times here

@@ -27,7 +27,7 @@ class Server:
 
     def __init__(self, library: Path) -> None:
         path = os.pathsep.join(filter(None, sys.path))
-        environment = os.environ | {"LD_PRELOAD": str(library), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"LD_PRELOAD": str(library), "PYTHONPATH": path}
         command = [sys.executable, "-m", "torture.fork_server"]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment

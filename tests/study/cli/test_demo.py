@@ -19,7 +19,7 @@ def quick(monkeypatch):
     )
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick", "_in_this_process")
 def test_demo_leaves_a_table_figures_and_a_page_and_trains_nothing_twice(tmp_path, capsys):
     assert main(["demo", "--out", str(tmp_path / "demo"), "--jobs", "1"]) == 0
     first = capsys.readouterr().out

@@ -1,7 +1,7 @@
 """Comparisons: what is run, that nothing is run twice, and that only complete pairs are tested."""
 
 import json
-import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from markupsafe import escape
 from PIL import Image
 
 from maxgain.errors import RecipeError, RunError
-from maxgain.study import files
+from maxgain.study import files, signals
 from maxgain.study.cli.app import main
 from maxgain.study.comparing import engine, records, tuning_rule
 from maxgain.study.comparing import jobs as compare
@@ -28,6 +28,7 @@ from maxgain.study.recipes import RECIPES
 from maxgain.study.report import page
 from maxgain.study.report.comparisons import comparisons, questions_in
 from maxgain.study.runs import Place, perform
+from one_process import in_this_process
 
 QUICK = replace(RECIPES["digits"], network="mlp", epochs=2)
 FLAGS = ["--network", "mlp", "--epochs", "2"]
@@ -333,10 +334,8 @@ def test_what_makes_no_sense_is_answered_with_a_sentence(flags, message, capsys,
 
 
 def begin(command: list[str]) -> subprocess.Popen:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "maxgain.study.cli.app", *command], env=environment, stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-m", "maxgain.study.cli.app", *command]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def wait_for(what, seconds: float = 120) -> None:
@@ -365,7 +364,7 @@ def test_a_comparison_that_is_stopped_and_killed_ends_like_one_that_is_not(tmp_p
 
     folder = tmp_path / "killed"
     command = ["compare", "digits", "--regularisers", *REGULARISERS, "--folds", "4", *flags, "--json"]
-    killed = begin([*command, "--jobs", "2", "--out", str(folder)])
+    killed = begin([*command, "--jobs", "1", "--out", str(folder)])
     wait_for(lambda: recorded_runs(folder) >= 2)
     orphans = children(killed.pid)
     killed.kill()
@@ -374,16 +373,20 @@ def test_a_comparison_that_is_stopped_and_killed_ends_like_one_that_is_not(tmp_p
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in orphans))
 
     before = recorded_runs(folder)
-    stopped = begin([*command, "--jobs", "1", "--out", str(folder)])
+    stopped = begin([*command, "--jobs", "2", "--out", str(folder)])
     wait_for(lambda: recorded_runs(folder) > before)
-    stopped.send_signal(signal.SIGINT)
-    assert "stopped" in stopped.communicate()[1]
-    assert stopped.returncode == 130
+    stopped.send_signal(signal.SIGTERM)
+    told = stopped.communicate()[1]
+    assert stopped.returncode == 128 + signal.SIGTERM
     assert recorded_runs(folder) < len(jobs), "it was stopped before its end"
+    asked, kept = told.splitlines()
+    assert asked + "\n" == signals.STOPPING
+    _, *going_on = shlex.split(kept[kept.index("maxgain compare") :].removesuffix(" goes on."))
 
+    in_this_process(monkeypatch)
     tables = []
-    for place in (folder, folder, whole.folder):
-        assert main([*command, "--jobs", "1", "--out", str(place)]) == 0
+    for words in (going_on, [*command, "--out", str(folder)], [*command, "--out", str(whole.folder)]):
+        assert main(words) == 0
         tables.append(json.loads(capsys.readouterr().out))
         monkeypatch.setattr(engine, "side_by_side", lambda work, jobs, *how: iter_nothing(jobs))
     assert tables[0] == tables[1] == tables[2]

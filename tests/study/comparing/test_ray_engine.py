@@ -22,12 +22,12 @@ import pytest
 
 from maxgain.errors import FolderInUseError, RunError
 from maxgain.study.cli.app import main
-from maxgain.study.comparing import engine
 from maxgain.study.comparing import jobs as work
 from maxgain.study.comparing.workers import data_for
 from maxgain.study.files import alone_in
 from maxgain.study.recipes import RECIPES
 from maxgain.study.runs import Place, Watcher
+from one_process import in_this_process
 
 ray_engine = pytest.importorskip("maxgain.study.comparing.ray_engine")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
@@ -161,7 +161,7 @@ def test_a_search_on_a_cluster_finds_what_it_finds_here(cluster, tmp_path, monke
     tune = ["tune", "digits", "--network", "mlp", "--epochs", "2", "--fold", "0", "--grid", "gamma=1:2:1"]
     command = [*tune, "--regulariser", "maxgain", "--out"]
     assert main([*command, str(tmp_path / "ray"), "--engine", "ray", "--address", cluster.address]) == 0
-    monkeypatch.setattr(engine, "side_by_side", lambda work, jobs, *how: ((job, work(job)) for job in jobs))
+    in_this_process(monkeypatch)
     assert main([*command, str(tmp_path / "here"), "--jobs", "1"]) == 0
     for name in ("curve.json", "tuned.json"):
         assert (tmp_path / "ray" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()

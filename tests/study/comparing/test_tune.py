@@ -26,6 +26,7 @@ from maxgain.study.recipes import RECIPES
 from maxgain.study.regularisers import REGULARISERS, filled, parse
 from maxgain.study.report import figures
 from maxgain.study.runs import Place, perform
+from one_process import in_this_process
 
 QUICK = replace(RECIPES["digits"], network="mlp", epochs=2, fold=0, regulariser="maxgain")
 FLAGS = ["--network", "mlp", "--epochs", "2", "--fold", "0"]
@@ -375,15 +376,13 @@ def test_what_makes_no_sense_is_answered_with_a_sentence(flags, message, capsys,
 
 def test_a_search_that_is_killed_ends_like_one_that_is_not(tmp_path, capsys, monkeypatch):
     space = {"trials": 8, "epochs": 4}
-    with monkeypatch.context() as patch:
-        patch.setattr(engine, "side_by_side", lambda work, jobs, *how: ((job, work(job)) for job in jobs))
-        expected = tune.run(search(tmp_path / "whole", **space), Here(1))
+    in_this_process(monkeypatch)
+    expected = tune.run(search(tmp_path / "whole", **space), Here(1))
 
     folder = tmp_path / "killed"
     command = ["tune", "digits", "--regulariser", "maxgain", "--network", "mlp", "--epochs", "4", "--fold", "0"]
     command += ["--trials", "8", "--jobs", "1", "--out", str(folder), "--json"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    killed = subprocess.Popen([sys.executable, "-m", "maxgain.study.cli.app", *command], env=environment)
+    killed = subprocess.Popen([sys.executable, "-m", "maxgain.study.cli.app", *command])
     deadline = time.monotonic() + 120
     while len(list(folder.glob("runs/*/result.json"))) < 2:
         assert time.monotonic() < deadline, "this takes too long"

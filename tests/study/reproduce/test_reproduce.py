@@ -17,6 +17,7 @@ from maxgain.study.reproduce.experiments import EXPERIMENTS, TUNING_SEED
 from maxgain.study.reproduce.running import TUNING, Stage
 from maxgain.study.runs import Place, perform
 from maxgain.study.training import DivergedError
+from one_process import in_this_process
 from reproduce_records import failure_of, finish, record_of, tune
 
 
@@ -216,7 +217,7 @@ TINY = replace(
 def run_tiny(monkeypatch, perform):
     """`maxgain reproduce tiny` in this process, in which a run is what `perform` makes of it; its exit code."""
     monkeypatch.setitem(EXPERIMENTS, "tiny", TINY)
-    monkeypatch.setattr(running, "side_by_side", lambda work, todo, at_once, device: ((job, work(job)) for job in todo))
+    in_this_process(monkeypatch)
     monkeypatch.setattr(running.many, "run_recorded", partial(running.many.run_recorded, perform=perform))
     return main(["reproduce", "tiny", "--device", "cpu"])
 

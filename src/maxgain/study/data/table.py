@@ -7,10 +7,12 @@ is never called test. No code runs from a data file: CIFAR comes from its binary
 import os
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from maxgain.errors import DataError
 
@@ -88,15 +90,14 @@ class Digits(Source):
 
     def load(self, root: Path, fold: int | None, side: int | None) -> Dataset:
         """Read and cut the scans, wherever `root` is."""
-        from sklearn.datasets import load_digits
-
-        scans = load_digits()
-        images = np.rint(scans.images * 255 / 16).astype(np.uint8)[:, None]
-        order = stratified_order(scans.target, SEED)
+        pixels, labels = np.split(_scans(), [64], axis=1)
+        images = np.rint(pixels * 255 / 16).astype(np.uint8).reshape(-1, 1, 8, 8)
+        labels = labels[:, 0].astype(np.int64)
+        order = stratified_order(labels, SEED)
         chosen = order if fold is None else np.array_split(order, self.folds)[fold]
         parts = cut(chosen, 0.6, 0.8)
         train, validation, test = (
-            Split(torch.from_numpy(images[part]), torch.from_numpy(scans.target[part])) for part in parts
+            Split(torch.from_numpy(images[part]), torch.from_numpy(labels[part])) for part in parts
         )
         return Dataset(self.name, train, validation, test, tuple("0123456789"), fold, self.folds)
 
@@ -111,6 +112,17 @@ class Digits(Source):
     def describe(self, root: Path) -> Description:
         """Its line in the list of data sets: always there."""
         return Description(self.name, self.what, self.size, "inside scikit-learn", True)
+
+
+def _scans() -> NDArray[np.float64]:
+    """The file of digits inside scikit-learn: 64 pixels and a label per row.
+
+    Scikit-learn itself is not imported: that would take longer than a short run.
+    """
+    package = find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+    return np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
 
 
 CIFAR_SITE = "https://www.cs.toronto.edu/~kriz"
