@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -46,10 +47,11 @@ def scripted(tmp_path_factory):
         shutil.copy(page, redrawn)
     (redrawn / "figures").mkdir()
     shutil.copy(NUMBERS, redrawn / "figures")
-    for folder, mode in ((quick, "--quick"), (redrawn, "--redraw")):
-        command = [sys.executable, "-W", "error", str(DOCS / "make_figures.py"), mode, "--out", str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(DOCS)
+        for folder, mode in ((quick, "--quick"), (redrawn, "--redraw")):
+            patch.setattr(sys, "argv", ["make_figures.py", mode, "--out", str(folder)])
+            runpy.run_path(str(DOCS / "make_figures.py"), run_name="__main__")
     return quick, redrawn
 
 

@@ -2,14 +2,13 @@
 
 import importlib.util
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SCRIPT = ROOT / "experiments" / "models.py"
 PAGE = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
 
 
@@ -36,17 +35,26 @@ SHORT = {
 }
 
 
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the script and of what it imports."""
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    return ROOT / "experiments"
+
+
 def without_numbers(row: list[str]) -> list[str]:
     """A row of either table without its gain / γ, of which the last digit may differ on another machine."""
     return [cell for cell in row if not re.fullmatch(r"\d\.\d\d", cell)]
 
 
-def test_what_the_page_says_of_some_rows_still_holds() -> None:
+@pytest.mark.filterwarnings("ignore")  # of the packages
+def test_what_the_page_says_of_some_rows_still_holds(
+    scripts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     names = [name for package in SHORT if importlib.util.find_spec(package) for name in SHORT[package]]
-    command = [sys.executable, "-W", "ignore", str(SCRIPT), "--only", *names]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = [cells(line) for line in done.stdout.splitlines() if line.startswith("| ")]
+    monkeypatch.setattr(sys, "argv", ["models.py", "--only", *names])
+    runpy.run_path(str(scripts / "models.py"), run_name="__main__")
+    rows = [cells(line) for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     assert len(rows) == len(names)
     on_page = [without_numbers(row) for row in (*MODELS, *WAYS)]
     for row in rows:
@@ -63,8 +71,8 @@ def test_promise_16_half_the_weight_of_every_layer_of_every_model_has_half_the_g
     assert not re.search(r"\d+% of the weights", said), "sentences are shortened"
 
 
-def test_the_page_has_a_row_for_everything_that_the_script_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(SCRIPT.parent)
+@pytest.mark.usefixtures("scripts")
+def test_the_page_has_a_row_for_everything_that_the_script_tries() -> None:
     import model_families
     import training_ways
 
