@@ -13,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch._dynamo  # noqa: F401  # which the first step would import, slowly, as every call is looked at
+
 from maxgain.study.cli.app import main
 
 SOURCES = Path(__file__).parent.parent / "src" / "maxgain"

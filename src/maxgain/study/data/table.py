@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from maxgain.errors import DataError
 
@@ -90,9 +89,12 @@ class Digits(Source):
 
     def load(self, root: Path, fold: int | None, side: int | None) -> Dataset:
         """Read and cut the scans, wherever `root` is."""
-        pixels, labels = np.split(_scans(), [64], axis=1)
-        images = np.rint(pixels * 255 / 16).astype(np.uint8).reshape(-1, 1, 8, 8)
-        labels = labels[:, 0].astype(np.int64)
+        package = find_spec("sklearn")  # to import it would take longer than a short run
+        if package is None or package.origin is None:
+            raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+        scans = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+        images = np.rint(scans[:, :64] * 255 / 16).astype(np.uint8).reshape(-1, 1, 8, 8)
+        labels = scans[:, 64].astype(np.int64)
         order = stratified_order(labels, SEED)
         chosen = order if fold is None else np.array_split(order, self.folds)[fold]
         parts = cut(chosen, 0.6, 0.8)
@@ -112,17 +114,6 @@ class Digits(Source):
     def describe(self, root: Path) -> Description:
         """Its line in the list of data sets: always there."""
         return Description(self.name, self.what, self.size, "inside scikit-learn", True)
-
-
-def _scans() -> NDArray[np.float64]:
-    """The file of digits inside scikit-learn: 64 pixels and a label per row.
-
-    Scikit-learn itself is not imported: that would take longer than a short run.
-    """
-    package = find_spec("sklearn")
-    if package is None or package.origin is None:
-        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
-    return np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
 
 
 CIFAR_SITE = "https://www.cs.toronto.edu/~kriz"
