@@ -147,8 +147,11 @@ def test_a_bound_that_is_changed_into_nonsense_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("constrain", "name"), [(MaxGain, "gamma"), (Lipschitz, "bound"), (MaxNorm, "bound")])
-def test_a_bound_that_is_set_under_the_name_it_was_given_by_is_refused_with_what_to_do(
+def test_a_bound_that_is_set_or_read_under_the_name_it_was_given_by_is_refused_with_what_to_do(
     constrain: Any, name: str
 ) -> None:
+    constraint = constrain(net(), 2.0)
     with pytest.raises(BoundError, match=r"constraint.bounds.update\(dict.fromkeys\(constraint.bounds, 0.5\)\)"):
-        setattr(constrain(net(), 2.0), name, 0.5)
+        setattr(constraint, name, 0.5)
+    with pytest.raises(AttributeError, match=f"no attribute '{name}': each layer's is in constraint.bounds"):
+        getattr(constraint, name)

@@ -95,6 +95,15 @@ def test_an_integration_without_its_framework_says_what_to_install(
         importlib.import_module(f"maxgain.integrations.{framework}")
 
 
+def test_the_study_in_python_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(maxgain, "study", raising=False)
+    for name in [name for name in sys.modules if name.startswith("maxgain.study")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    with pytest.raises(MissingExtraError, match=r"the study needs msgspec: pip install 'maxgain\[study\]'\.$"):
+        from maxgain.study import compare  # noqa: F401
+
+
 def test_python_m_maxgain_is_the_command_line() -> None:
     done = subprocess.run([sys.executable, "-m", "maxgain", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"maxgain {maxgain.__version__}\n"

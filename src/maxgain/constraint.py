@@ -230,7 +230,8 @@ class Constraint(ABC):
         def __getattr__(self, name: str) -> Any:
             """Called for what is not there: a copy made before its model was whole is finished by its first use."""
             if "_unfinished" not in self.__dict__:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+                where = ": each layer's is in constraint.bounds" if name == self.bound_name else ""
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{where}")
             self._finish_copy()
             return getattr(self, name)
 

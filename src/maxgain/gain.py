@@ -36,6 +36,9 @@ class MaxGain(Constraint):
 
     A measured gain is a lower bound of the layer's operator norm, not a Lipschitz constant.
 
+    ``gains`` and ``scales`` say what the last step found and did. ``bounds`` has every layer's γ by its dotted name;
+    one that is changed holds from the next step on.
+
     Args:
         model: whose layers are constrained: dense layers, convolutions, batch norm, and what was registered.
         gamma: a bound for all layers, or a mapping of globs over dotted names to bounds, of which the first that

@@ -398,7 +398,7 @@ class Missed:
         if left := [name for name, weight in updated.items() if weight not in followed]:
             self._a_stranger_steps(optimizer, [name for name in left if self.bounds[name] != float("inf")])
         else:
-            self._by = f" (a {type(optimizer).__name__} does)"
+            self._by = f" ({type(optimizer).__name__} does)"
             self._one_more()
 
     def _a_stranger_steps(self, optimizer: Optimizer, bounded: list[str]) -> None:

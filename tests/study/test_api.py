@@ -210,6 +210,8 @@ def test_what_makes_no_sense_is_said_in_pythons_words(data, tmp_path) -> None:
         train(data, "batchnorm", network=my_network, out=tmp_path, **QUICK)
     with pytest.raises(RecipeError, match="there is no setting 'rate'"):
         train(data, out=tmp_path, rate=3)
+    with pytest.raises(RecipeError, match="no setting 'gamma': write it into the regulariser, as in maxgain=2"):
+        train(data, out=tmp_path, gamma=3)
     with pytest.raises(RecipeError, match="needs folds or seeds"):
         compare(data, ["none"], out=tmp_path)
     with pytest.raises(RecipeError, match="makes a new one for every run"):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from maxgain.errors import MissingExtraError
+
 if TYPE_CHECKING:
     from .api import compare as compare
     from .api import dataset as dataset
@@ -21,8 +23,12 @@ def __getattr__(name: str) -> Any:
     """The names above, when they are asked for: everything that they need takes seconds to import."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import api
-
+    try:
+        from . import api
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("maxgain"):
+            raise
+        raise MissingExtraError(f"the study needs {error.name}: pip install 'maxgain[study]'.") from error
     return getattr(api, name)
 
 

@@ -242,6 +242,8 @@ def _recipe(data: Data, network: Network | None, regulariser: str | None, settin
         named = {"network": name} | ({} if regulariser is None else {"regulariser": regulariser})
         possible = [field.name for field in fields(Recipe) if field.name not in FIXED]
         if strange := [setting for setting in settings if setting not in possible]:
+            if strange[0] == "gamma":  # a flag of the command line
+                raise RecipeError("there is no setting 'gamma': write it into the regulariser, as in maxgain=2.")
             raise RecipeError(unknown("setting", strange[0], possible))
         yield _typed(asdict(recipe) | named | settings, Recipe)
 
