@@ -44,6 +44,14 @@ def test_a_table_fits_and_nothing_in_it_is_cut(width) -> None:
         assert {"2", "7.5"} <= set(line.split())
 
 
+def test_where_columns_have_no_room_every_row_becomes_lines() -> None:
+    columns = (Column("contrast"), Column("difference"), Column("p (Holm)"), Column("verdict"))
+    table = Table("contrasts", columns, (("maxgain=3 : none", "-2.78", "0.423", "inconclusive"),))
+    lines = ["", "contrasts", "maxgain=3 : none", "  difference: -2.78", "  p (Holm): 0.423", "  verdict: inconclusive"]
+    assert shown(table, 38) == lines
+    assert "maxgain=3        -2.78   0.423  inconclusive" in shown(table, 44)
+
+
 def test_columns_are_left_out_by_rank_and_named() -> None:
     narrow, left_out = WIDE.fitted(44)
     assert [column.title for column in narrow.columns] == ["layer", "train max", "test max", "‖W‖2", "gain / norm"]

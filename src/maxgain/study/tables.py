@@ -1,7 +1,7 @@
 """Tables as data, shown on terminals of any width and in notebooks.
 
-Nothing in a table is ever cut: where there is no room, whole columns are left out and named, and a long name is broken
-between its parts. The numbers of a column have the same number of decimals.
+Nothing in a table is ever cut: where there is no room, whole columns are left out and named, a long name is broken
+between its parts, and at last every row becomes a few lines. The numbers of a column have the same number of decimals.
 """
 
 from __future__ import annotations
@@ -105,18 +105,28 @@ class Table:
         """For a rich console that is `width` wide."""
         shown, left_out = self.fitted(width)
         widths, texts = shown._widths(), shown.texts()
-        room = max(8, width - shown.needs() + widths[0])
+        room = width - shown.needs() + widths[0]
+        if room < max((cell_len(part) for name, *_ in texts for part in _parts(name)), default=0):
+            return self._as_lines()
         drawn = Drawn(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
         for place, column in enumerate(shown.columns):
             words = place == 0 or all(text[:1].isalpha() or text in ("", NOTHING) for text in _lines(texts, place))
             title = Text("\n".join(_packed(column.title.split(" "), widths[place], " ")))
             drawn.add_column(title, justify="left" if words else "right", no_wrap=not column.prose)
         for number, (name, *cells) in enumerate(texts):
-            parts = re.findall(r"[^.+/_-]*[.+/_-]|[^.+/_-]+", name)  # a long name is broken after a dot, a plus ...
-            drawn.add_row("\n".join(_packed(parts, room)), *cells, style="bold" if number in shown.bold else None)
+            lines = "\n".join(_packed(_parts(name), room))
+            drawn.add_row(lines, *cells, style="bold" if number in shown.bold else None)
         note = f"no room for: {', '.join(left_out)}; a wider terminal, a pipe or --json has them"
         below = [Text(note, style="dim")] if left_out else []
         return Group("", Text(shown.title, style="bold"), drawn, *below)
+
+    def _as_lines(self) -> Group:
+        """All of it on a terminal that is too narrow for columns."""
+        lines = [Text(self.title, style="bold")]
+        for name, *cells in self.texts():
+            lines.append(Text(name))
+            lines += [Text(f"  {column.title}: {cell}") for column, cell in zip(self.columns[1:], cells, strict=True)]
+        return Group("", *lines)
 
     def _widths(self) -> list[int]:
         """How wide each column is at least: its longest word where it may wrap, its longest line where it may not."""
@@ -153,6 +163,11 @@ def _format(numbers: Sequence[float], digits: int) -> Callable[[float], str]:
         return f"{'-' if number < 0 else ''}∞" if math.isinf(number) else format(number, form)
 
     return show
+
+
+def _parts(name: str) -> list[str]:
+    """Where a long name may be broken: after a dot, a plus, a blank ..."""
+    return re.findall(r"[^.+/_ -]*[.+/_ -]|[^.+/_ -]+", name)
 
 
 def _packed(parts: Sequence[str], width: int, between: str = "") -> list[str]:

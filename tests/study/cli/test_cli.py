@@ -325,7 +325,7 @@ def test_what_a_terminal_cannot_show_is_no_reason_to_stop() -> None:
     command = [sys.executable, "-m", "maxgain.study.cli.app", "data", "list"]
     done = subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "8?8" in done.stdout
+    assert "8x8" in done.stdout
 
 
 # The other commands.

@@ -153,11 +153,11 @@ def test_how_fine_a_choice_is_can_be_said():
     rows = [row | {"validation_images": 40} for row in (tried(1, 0.9, 1), tried(2, 0.875, 1), tried(3, 0.85, 1))]
     pruned = {"values": {"maxgain": 4.0}, "status": "pruned"}
     assert tuning_rule.worth(rows[0], [*rows, pruned]) == (
-        "one of the 40 validation images is worth 2.5 points, and 1 of the 2 other points is no further behind"
+        "one of the 40 validation images is worth 2.5 points, and 1 of the 2 other trials is that close to it"
     )
     failed = {"values": {"maxgain": 4.0}, "status": "failed"}
     assert tuning_rule.worth(rows[0], [rows[0], failed]).endswith(
-        "no other point came to its end; 1 of 2 points failed and could not be chosen: the same search tries them again"
+        "no other trial came to its end; 1 of 2 trials failed and could not be chosen: the same search tries them again"
     )
 
 

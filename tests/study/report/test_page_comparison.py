@@ -103,7 +103,7 @@ def test_the_matrix_shows_every_row_against_every_row():
     assert matrix["dropout"][0] == f"0.002/1/2, p {p:.3f}"
     assert matrix["maxgain"][0].startswith("+4.825/0/0, p")
     assert matrix["none"][2].startswith("−4.820/0/5, p")
-    assert "maxgain has the highest mean, and is ahead of none and dropout on every fold." in shown.text
+    assert "The row maxgain has the highest mean, and is ahead of none and dropout on every fold." in shown.text
 
 
 def test_the_baseline_can_be_chosen():

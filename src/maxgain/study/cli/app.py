@@ -29,7 +29,7 @@ from ..recipes import RECIPES
 from ..runs import Interrupted
 from ..wording import unknown
 from . import flags
-from .terminal import Screen, complain, discard, flush
+from .terminal import PLAINLY, Screen, complain, discard, flush
 
 # One row per command: what it does in a few words, and whether it works on a recipe, named first.
 COMMANDS: dict[str, tuple[str, bool]] = {
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no × gets a question mark, not a traceback
+        sys.stdout.reconfigure(errors=PLAINLY)  # a terminal that knows no × gets an x, not a traceback
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(errors="backslashreplace")  # the name of a file may be no text
     stop = partial(_stop, for_machines="--json" in arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 import os
 import re
@@ -31,7 +32,22 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # all but the end of a line
 _TOGETHER = re.compile(r" (?=[=<≤±] |%)|(?<= [=<≤±]) ")
 
+PLAINLY = "maxgain.plainly"
+"""What an output does about characters that its encoding has not: see `_plainly`."""
+_PLAIN = {"─": "-", "–": "-", "−": "-", "→": ">", "×": "x", "±": "+-", "≤": "<=", "≈": "~", "…": "...", "·": "-"}
+_PLAIN |= {"‖": "|", "ℓ": "l", "∞": "inf", "²": "^2", "₂": "2", "γ": "gamma", "λ": "lambda", "α": "alpha", "∇": "grad "}
+
 DataFolder = Path | None
+
+
+def _plainly(error: UnicodeError) -> tuple[str, int]:
+    """Plain letters for what we write ourselves, and a question mark for the rest."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_PLAIN.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error(PLAINLY, _plainly)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -339,7 +339,7 @@ def _matrix(comparison: Comparison) -> Iterator[str]:
     cells = {name: cell for name, cell in zip(names, comparison.matrix[names.index(best.name)], strict=True) if cell}
     always = [name for name, cell in cells.items() if not cell.losses and not cell.ties]
     apart = [name for name, cell in cells.items() if cell.p_value is not None and cell.p_value < ALPHA]
-    yield f"{best.name} has the highest mean" + (
+    yield f"The row {best.name} has the highest mean" + (
         f", and is ahead of {listed(always)} on every {comparison.question.over}." if always else "."
     )
     yield (

@@ -128,16 +128,16 @@ def best(rows: Iterable[Trial]) -> Trial | None:
 
 
 def worth(chosen: Trial, curve: Sequence[Trial]) -> str:
-    """How fine the choice is, in words: what one validation image is worth, how many points are close, or failed."""
+    """How fine the choice is, in words: what one validation image is worth, how many trials are close, or failed."""
     images = chosen["validation_images"]
     complete = [row for row in curve if row["status"] == "complete" and row["values"] != chosen["values"]]
     lead = (chosen["validation_accuracy"] - row["validation_accuracy"] for row in complete)
     close = sum(round(behind * images) <= 1 for behind in lead)
-    others = f"{close} of the {len(complete)} other points {'is' if close == 1 else 'are'} no further behind"
+    others = f"{close or 'none'} of the {len(complete)} other trials {'are' if close > 1 else 'is'} that close to it"
     if not complete:
-        others = "no other point came to its end"
+        others = "no other trial came to its end"
     failed = sum(row["status"] == "failed" for row in curve)
-    lost = f"; {failed} of {len(curve)} points failed and could not be chosen: the same search tries them again"
+    lost = f"; {failed} of {len(curve)} trials failed and could not be chosen: the same search tries them again"
     image = f"one of the {images:,} validation images is worth {100 / images:.2g} points"
     return f"{image}, and {others}{lost if failed else ''}"
 
