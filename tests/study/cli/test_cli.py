@@ -321,6 +321,12 @@ def test_resuming_says_where_it_goes_on(capsys) -> None:
     assert not Path("run", CHECKPOINT).exists()
 
 
+@pytest.mark.parametrize("other", [["--out", "other"], ["--out=other"]], ids=" ".join)
+def test_a_run_is_not_resumed_in_two_folders(other, capsys) -> None:
+    assert cli.main(["train", "digits", *QUICK, "--resume", "run", *other]) == 2
+    assert "'--resume run' says which folder to go on in: leave out --out." in capsys.readouterr().err
+
+
 def test_what_a_terminal_cannot_show_is_no_reason_to_stop() -> None:
     command = [sys.executable, "-m", "maxgain.study.cli.app", "data", "list"]
     done = subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, text=True)

@@ -226,6 +226,24 @@ def test_promise_20_a_row_whose_runs_all_failed_is_named_and_the_others_are_comp
     assert "dropout (0 of 6 runs) against none" in told(comparison).outcome
 
 
+def test_promise_20_a_mean_of_the_survivors_is_not_called_the_highest():
+    scores = {"none": NONE, "dropout": [v - 0.01 for v in NONE], "maxgain": [0.99, *[None] * 5]}
+    assert told(answer(scores)).matrix == ()
+    first, _ = told(answer(scores | {"batchnorm": [v - 0.02 for v in NONE]})).matrix
+    assert first.startswith("The row none has the highest mean of the rows that have a score on every fold, and is")
+    tied = told(answer({"none": NONE, "dropout": NONE, "maxgain": [v - 0.01 for v in NONE]})).matrix
+    assert tied == ("The rows none and dropout have the highest mean.",)
+
+
+def test_the_pooled_analysis_tests_and_is_told_of_without_pairs():
+    rows = {"none": [*NONE, None], "maxgain": [*[None] * 6, 0.9], "dropout": [0.8, 0.83, 0.79, 0.82, 0.81, 0.83, 0.8]}
+    words = told(answer(rows, decide_by="pooled", contrasts=(("maxgain", "none"),)))
+    assert "verdicts follow the model accuracy ~ row + fold" in words.design
+    alone = {"none": [0.9, None], "maxgain": [None, 0.95], "dropout": [0.9, 0.9]}
+    words = told(answer(alone, decide_by="pooled", contrasts=(("maxgain", "none"),)))
+    assert "runs without a pair cannot tell a difference of +5.0 points from chance" in words.contrasts[0]
+
+
 def test_a_run_that_has_not_been_run_is_no_failure():
     question, found = asked({"none": NONE, "maxgain": [0.85, 0.86, 0.84, 0.87, 0.85, 0.88]})
     comparison = compare(question, replace(found, runs=found.runs[:-2]))

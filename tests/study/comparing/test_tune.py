@@ -147,6 +147,9 @@ def test_the_best_accuracy_is_chosen_then_the_lowest_loss_then_the_smallest_numb
     rows = [tried(1, 0.8, 0.1), tried(2, 0.9, 0.5), tried(4, 0.9, 0.4), tried(3, 0.9, 0.4)]
     assert tuning_rule.best(rows) == rows[3]
     assert tuning_rule.best([{"values": {"maxgain": 1.0}, "status": "pruned"}]) is None
+    unknown = {"values": {"maxgain": 1.0}, "status": "complete"}  # as in a record of somebody else's
+    assert tuning_rule.best([unknown]) is None
+    assert tuning_rule.best([unknown | {"validation_accuracy": 0.9}, rows[3]]) == rows[3]
 
 
 def test_how_fine_a_choice_is_can_be_said():
@@ -412,6 +415,16 @@ def test_a_journal_that_a_full_disk_cut_anywhere_in_a_line_goes_on(tmp_path):
         tune._study(search(tmp_path)).enqueue_trial({"maxgain": 2.0})
         waiting = tune._study(search(tmp_path)).get_trials()
         assert [trial.system_attrs["fixed_params"] for trial in waiting] == [{"maxgain": 2.0}]
+
+
+def test_a_journal_whose_trial_lost_a_score_is_refused(tmp_path):
+    study = tune._study(search(tmp_path))
+    trial = study.ask()
+    trial.set_user_attr("point", {"maxgain": 1.0})
+    trial.set_user_attr("outcome", {"validation_accuracy": 0.9})
+    study.tell(trial, 0.9)
+    with pytest.raises(RunError, match=r"cannot keep the search in .*: its trial 0 has no "):
+        tune._study(search(tmp_path))
 
 
 def test_a_journal_that_cannot_be_written_is_named(tmp_path, monkeypatch):

@@ -64,6 +64,12 @@ def test_what_a_record_does_not_have_is_left_out():
         assert heading not in shown.text
 
 
+def test_a_record_with_norms_but_no_gains_and_a_time_that_nobody_can_read_has_a_page():
+    runs = [synthetic_run("none", seed=0, finished="yesterday"), synthetic_run("none", seed=1, finished="2026-05-31")]
+    del runs[0]["max_gain"]
+    assert "31 May 2026" in build_page(Records(tuple(runs), (), ()))
+
+
 def test_final_runs_that_hold_nothing_out_have_no_validation_curves():
     found = synthetic_records({"none": NONE}, operator_norms={})
     runs = tuple(

@@ -109,6 +109,8 @@ def begun(words: Sequence[str]) -> tuple[Recipe | None, list[str]]:
     words = list(words)
     after = words.index("--resume") + 1
     if after < len(words) and not words[after].startswith("-"):
+        if any(word.partition("=")[0] == "--out" for word in words):
+            raise RunError(f"'--resume {words[after]}' says which folder to go on in: leave out --out.")
         words.insert(after, "--out")
     if "--out" not in words[:-1]:
         return None, words

@@ -105,6 +105,7 @@ class Asked:
 
     def question(self, jobs: Sequence[Job], tuning: Sequence[Job], known: Records | None = None) -> Question:
         """What the records are to answer; `known` are those of the tuning runs."""
+        tried = () if known is None else known.runs
         return Question(
             recipe=self.recipe.name,
             dataset=self.recipe.dataset,
@@ -116,7 +117,7 @@ class Asked:
             decide_by=self.decide_by,
             rope=None if self.rope is None else self.rope / 100,
             tuning_runs=work.tuning_runs(tuning),
-            validation_images=None if known is None else next((run["validation_images"] for run in known.runs), None),
+            validation_images=next((run["validation_images"] for run in tried if "validation_images" in run), None),
             tuning_failures={} if known is None else work.tuning_failures(tuning, known),
         )
 

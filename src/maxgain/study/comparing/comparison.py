@@ -145,6 +145,12 @@ class Comparison:
         """How many contrasts have a p-value: what p-values and intervals are corrected for."""
         return sum(contrast.decided is not None and contrast.decided.p_value is not None for contrast in self.contrasts)
 
+    @property
+    def comparable_means(self) -> dict[str, float]:
+        """The means of the rows that have a score everywhere: another may be high because its folds were easy ones."""
+        units = len(self.question.units)
+        return {row.name: row.summary.mean for row in self.rows if row.summary and len(row.scores) == units}
+
     def row(self, name: str) -> Row:
         """The row of that name."""
         return next(row for row in self.rows if row.name == name)

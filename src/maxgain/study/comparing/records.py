@@ -133,7 +133,8 @@ def read(folder: str | Path) -> Records:
     for path in sorted(folder.glob("*.jsonl")):
         found, problems = _records_in(path)
         warnings += problems
-        for record in sorted(found, key=_finished):  # lines of several machines are in any order
+        # Lines of several machines are in any order; what nobody can read the time of comes first.
+        for record in sorted(found, key=lambda record: finished(record) or datetime.min.replace(tzinfo=UTC)):
             if record["status"] == "ok":
                 runs[record["key"]] = record
             else:  # a line that was copied from machine to machine is one failure
@@ -144,13 +145,13 @@ def read(folder: str | Path) -> Records:
     return Records(tuple(runs.values()), unsuccessful, tuple(warnings), failures, (folder,))
 
 
-def _finished(record: Record) -> datetime:
-    """When a run ended, to tell which record is newer; where nobody can read it, before all others."""
+def finished(record: Mapping[str, Any]) -> datetime | None:
+    """When a run ended, if its record says so in a way that can be read."""
     try:
-        finished = datetime.fromisoformat(record.get("finished", ""))
+        time = datetime.fromisoformat(record.get("finished", ""))
     except ValueError:
-        return datetime.min.replace(tzinfo=UTC)
-    return finished if finished.tzinfo else finished.replace(tzinfo=UTC)
+        return None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def scores(record: Record) -> tuple[float | None, ...]:

@@ -131,6 +131,8 @@ def _wide(decided: Difference) -> str:
 
 
 def _undefined(decided: Difference, over: str) -> str:
+    if not decided.n:
+        return f"runs without a pair cannot tell a difference of {points(decided.mean)} points from chance"
     if decided.n < 2:
         return f"one {over} cannot tell a difference of {points(decided.mean)} points from chance"
     if not decided.mean:
@@ -307,7 +309,9 @@ def _choice(comparison: Comparison, name: str) -> str:
 
 def _tested(comparison: Comparison) -> str:
     question = comparison.question
-    if not any(contrast.decided and contrast.decided.n > 1 for contrast in comparison.contrasts):
+    if not comparison.tested and all(
+        not test or test.n < 2 for test in (pair.decided for pair in comparison.contrasts)
+    ):
         return ""
     ways = {"paired": question.design.paired_method, "pooled": f"model {question.design.pooled_method}"}
     other = next(way for way in ways if way != question.decide_by)
@@ -327,19 +331,20 @@ def _tested(comparison: Comparison) -> str:
 
 
 def _matrix(comparison: Comparison) -> Iterator[str]:
-    ranked = sorted(
-        (row for row in comparison.rows if row.summary),
-        key=lambda row: row.summary.mean if row.summary else 0,
-        reverse=True,
-    )
-    if len(ranked) < 3:
+    means = comparison.comparable_means
+    if len(means) < 3:
         return
     names = [row.name for row in comparison.rows]
-    best = ranked[0]
-    cells = {name: cell for name, cell in zip(names, comparison.matrix[names.index(best.name)], strict=True) if cell}
+    among = "" if len(means) == len(names) else f" of the rows that have a score on every {comparison.question.over}"
+    best, *equals = [name for name, mean in means.items() if round(max(means.values()) - mean, 12) == 0]
+    if equals:
+        yield f"The rows {listed([best, *equals])} have the highest mean{among}."
+        return
+    beside = zip(names, comparison.matrix[names.index(best)], strict=True)
+    cells = {name: cell for name, cell in beside if cell and name in means}
     always = [name for name, cell in cells.items() if not cell.losses and not cell.ties]
     apart = [name for name, cell in cells.items() if cell.p_value is not None and cell.p_value < ALPHA]
-    yield f"The row {best.name} has the highest mean" + (
+    yield f"The row {best} has the highest mean{among}" + (
         f", and is ahead of {listed(always)} on every {comparison.question.over}." if always else "."
     )
     yield (

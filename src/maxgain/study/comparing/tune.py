@@ -32,7 +32,7 @@ from ..recipes import Recipe, expect_count, key
 from ..regularisers import filled
 from ..run_files import CHECKPOINT, read_metrics
 from ..runs import Place, Watcher
-from ..schema import Result, score
+from ..schema import Count, Result, score
 from ..wording import first_line
 from .engine import Engine
 from .shards import Shard
@@ -209,7 +209,7 @@ class _Outcome(TypedDict, total=False):
     train_loss: float
     validation_accuracy: float
     validation_loss: float
-    validation_images: int
+    validation_images: Count
 
 
 def _expect_sense(study: optuna.Study) -> None:
@@ -218,8 +218,9 @@ def _expect_sense(study: optuna.Study) -> None:
         attributes = trial.user_attrs
         reading.converted(attributes.get("point", {}), dict[str, float])
         outcome = reading.converted(attributes.get("outcome", {}), _Outcome)
-        if trial.state is TrialState.COMPLETE and not ("point" in attributes and "validation_accuracy" in outcome):
-            raise ValueError(f"its trial {trial.number} has no score")
+        lacking = [name for name in _Outcome.__annotations__ if name != "error" and name not in outcome]
+        if trial.state is TrialState.COMPLETE and ("point" not in attributes or lacking):
+            raise ValueError(f"its trial {trial.number} has no {(lacking or ['point'])[0]}")
 
 
 class _JournalFile(optuna.storages.journal.JournalFileBackend):  # type: ignore[misc]

@@ -118,13 +118,15 @@ def points(space: Sequence[Dimension]) -> list[Point]:
 
 
 def best(rows: Iterable[Trial]) -> Trial | None:
-    """The row to choose by the rule, if any is complete."""
+    """The row to choose by the rule, if any is complete and has a score."""
 
     def rank(row: Trial) -> tuple[float, float, list[float]]:
-        loss = math.inf if row["validation_loss"] is None else row["validation_loss"]  # as where it is not a number
-        return -row["validation_accuracy"], loss, list(row["values"].values())
+        loss = row.get("validation_loss")
+        known = math.inf if loss is None else loss  # as where it is not a number
+        return -row["validation_accuracy"], known, list(row["values"].values())
 
-    return min((row for row in rows if row["status"] == "complete"), key=rank, default=None)
+    scored = (row for row in rows if row["status"] == "complete" and row.get("validation_accuracy") is not None)
+    return min(scored, key=rank, default=None)
 
 
 def worth(chosen: Trial, curve: Sequence[Trial]) -> str:

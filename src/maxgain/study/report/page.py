@@ -9,7 +9,6 @@ import base64
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from maxgain.errors import RecordError, RunError
 
 from ..comparing.comparison import Comparison
 from ..comparing.question import Question
-from ..comparing.records import Record, Records
+from ..comparing.records import Record, Records, finished
 from ..comparing.sentences import p_value
 from ..files import marked, write_text
 from ..schema import score
@@ -148,7 +147,7 @@ def _headline(
 
 def _dates(runs: Sequence[Mapping[str, Any]]) -> str:
     """When the runs were finished, to the day."""
-    days = sorted(datetime.fromisoformat(run["finished"]).date() for run in runs if run.get("finished"))
+    days = sorted(time.date() for run in runs if (time := finished(run)) is not None)
     if not days:
         return ""
     first, last = (f"{day.day} {day:%B %Y}" for day in (days[0], days[-1]))

@@ -43,7 +43,7 @@ def comparison_section(name: str, comparison: Comparison, anchors: Mapping[str, 
     question, words = comparison.question, in_words(comparison)
     names = [row.name for row in comparison.rows]
     runs = {name: comparison.runs_of(name) for name in names}
-    means = [row.summary.mean for row in comparison.rows if row.summary]
+    means = comparison.comparable_means
     tests = [contrast.decided for contrast in comparison.contrasts]
     intervals = [test.simultaneous_interval for test in tests if test and test.simultaneous_interval]
     axis = drawing.forest_axis(intervals)
@@ -52,7 +52,7 @@ def comparison_section(name: str, comparison: Comparison, anchors: Mapping[str, 
         "name": name,
         "comparison": comparison,
         "words": words,
-        "best": max(means) if len(means) > 1 else None,
+        "best": [name for name, mean in means.items() if mean == max(means.values())] if len(means) > 1 else [],
         "rows": [{"row": row, **_numbers(comparison, row)} for row in comparison.rows],
         "contrasts": [
             {"contrast": contrast, "sentence": sentence, "forest": _forest(axis, contrast)}
@@ -288,7 +288,7 @@ def _layers(runs: Mapping[str, Sequence[Record]]) -> dict[str, Any] | None:
     for index, of_row in enumerate(runs.values()):
         known = [run for run in of_row if run.get("operator_norms") and run["config"].get("p", 2) == 2]
         for title, part in LAYERS.items():
-            rows = [(run["max_gain"].get(part, {}) if part else run["operator_norms"]) for run in known]
+            rows = [((run.get("max_gain") or {}).get(part, {}) if part else run["operator_norms"]) for run in known]
             if rows and (means := _layer_means(rows)):
                 panels[title][index] = means
     panels = {title: entries for title, entries in panels.items() if entries}
