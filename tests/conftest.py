@@ -5,12 +5,16 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-import torch
 
-from maxgain.layers import KINDS
+# Threads that wait for each other burn cores. This is for numpy, which reads it when torch imports it, and for the
+# processes that a test starts.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch  # noqa: E402
+
+from maxgain.layers import KINDS  # noqa: E402
 
 torch.set_num_threads(1)
-os.environ["OMP_NUM_THREADS"] = "1"  # also in the processes that a test starts: threads that wait for others burn cores
 
 # In the background or under nohup these are ignored, and so they would be by every command that a test starts.
 for _signal, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

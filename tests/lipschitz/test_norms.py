@@ -177,9 +177,9 @@ def test_it_says_how_far_from_convergence_it_is_and_goes_on_from_there():
     torch.manual_seed(0)
     conv = nn.Conv2d(8, 8, 3, padding=1)
     x = torch.zeros(1, 8, 12, 12)
-    truth = np.linalg.norm(matrix(conv, (8, 12, 12)), 2)
-    hasty = operator_norms(conv, x, max_iterations=5)
     singular = np.linalg.svd(matrix(conv, (8, 12, 12)), compute_uv=False)
+    truth = singular[0]
+    hasty = operator_norms(conv, x, max_iterations=5)
     assert hasty.residuals[""] > 1e-5
     assert np.abs(singular / hasty.norms[""] - 1).min() <= hasty.residuals[""]
     assert hasty.norms[""] <= truth * (1 + 1e-6)
@@ -209,7 +209,7 @@ def test_the_norm_is_known_to_the_tolerance_from_below(kernel, mode):
     conv = nn.Conv2d(4, 4, 3, padding=1, padding_mode=mode, bias=False)
     with torch.no_grad():
         KERNELS[kernel](conv.weight)
-    shape = (4, 14, 15)
+    shape = (4, 10, 11)
     singular = np.linalg.svd(matrix(copy.deepcopy(conv).double(), shape), compute_uv=False)
     for tolerance in (1e-2, 1e-5):
         report = operator_norms(conv, torch.zeros(1, *shape), tolerance=tolerance)
