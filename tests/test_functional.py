@@ -98,6 +98,7 @@ def test_a_layer_that_is_given_nothing_has_no_gain(p):
     assert gain(nothing, nothing, p).tolist() == [0.0, 0.0]
     assert gain(torch.ones(2, 3), nothing, p).tolist() == [0.0, 0.0]
     assert gain(nothing, torch.ones(2, 3), p).tolist() == [0.0, 0.0]
+    assert gain(torch.ones(2, 0), torch.ones(2, 3), p).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("p", NORMS)

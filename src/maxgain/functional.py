@@ -47,6 +47,8 @@ def gain(z: Tensor, x: Tensor, p: float = 2.0, *, instance_dims: int | None = No
     elif not isinstance(instance_dims, int) or not 0 <= instance_dims <= x.dim():
         raise MaxGainError(f"instance_dims must be a whole number from 0 to {x.dim()}, not {instance_dims!r:.40}.")
     _check_pair(z, x, instance_dims)
+    if not (z.numel() and x.numel()):  # the largest of no entries is not defined, and no entries amplify nothing
+        return widened(x.new_zeros(x.shape[: x.dim() - instance_dims]))
     return instance_gains(z.detach(), x.detach(), p, instance_dims)
 
 

@@ -424,8 +424,8 @@ def defect(module: nn.Module, kind: LayerKind, *, rescale: bool = True) -> str |
         return "it has no weight to scale (affine=False)" if kind.weight == "weight" else f"it has no {kind.weight!r}"
     if is_lazy(weight):
         return "its size is not known before a first batch has gone through the model; run one first"
-    if not isinstance(weight, Tensor) or not weight.is_floating_point():
-        return "its weight is quantised, or complex"
+    if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.layout != torch.strided:
+        return "its weight is quantised, sparse or complex"
     if weight.dim() > 1 and not weight.numel():  # a vector may be a rank's share of a weight, FSDP1's
         return "its weight has no entries"
     if rescale and kind.weight not in module._parameters:

@@ -102,7 +102,13 @@ def test_promise_11_all_refused_layers_are_named_at_once_and_the_remedy_covers_t
     assert list(left) == [f"layers.{i}.linear{j}" for i in range(3) for j in (1, 2)]
 
 
-@pytest.mark.parametrize("make", [lambda: nn.LSTM(4, 4), lambda: nn.Linear(4, 4, dtype=torch.complex64)])
+def sparse() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    layer.weight = nn.Parameter(layer.weight.detach().to_sparse())
+    return layer
+
+
+@pytest.mark.parametrize("make", [lambda: nn.LSTM(4, 4), lambda: nn.Linear(4, 4, dtype=torch.complex64), sparse])
 def test_promise_11_a_model_that_is_such_a_layer_is_refused_without_a_remedy(make: Callable[[], nn.Module]) -> None:
     model = make()
     with pytest.raises(UnsupportedLayerError) as refusal:
