@@ -352,7 +352,7 @@ def flat(model: nn.Sequential, *, originals: bool) -> nn.Module:
 
 
 WAYS: dict[str, Way] = {
-    "a loop of one's own": plain,
+    "a loop of your own": plain,
     "`measure='fresh'`": partial(plain, measure="fresh"),
     "`torch.compile(fullgraph=True)`": compiled,
     "autocast in bfloat16": in_bfloat16,

@@ -24,7 +24,7 @@ SHORT = {
         "nn.TransformerEncoder",
         "nn.TransformerEncoder, `split_attention`",
         "an LSTM between dense layers",
-        "a loop of one's own",
+        "a loop of your own",
         "`measure='fresh'`",
         "SAM",
         "a weight-normed layer",

@@ -1,6 +1,6 @@
 """The study around the method: data, networks, training, comparison and reports (extra ``study``).
 
-For Python it offers `train`, `tune` and `compare`, `dataset` for data of one's own, and `page`: see ``api.py``.
+For Python it offers `train`, `tune` and `compare`, `dataset` for data of your own, and `page`: see ``api.py``.
 """
 
 from __future__ import annotations

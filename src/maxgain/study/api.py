@@ -1,4 +1,4 @@
-"""The study in a few lines of Python: train, tune and compare, on data and networks of one's own.
+"""The study in a few lines of Python: train, tune and compare, on data and networks of your own.
 
     from maxgain.study import compare, dataset, page
 
@@ -110,7 +110,7 @@ def tune(
         data: What to train on: see `dataset`; or the name of a recipe. Its test part is not looked at.
         regulariser: What to tune: maxgain, or maxgain+dropout.
         grid: Values to try, as gamma=1.25:3:0.25; several are multiplied.
-        trials: Without a grid, how many points TPE proposes: 30, unless it is said.
+        trials: Without a grid, how many points optuna's TPE proposes: 30, unless it is said.
         network: The name of a network, or a function that makes one.
         out: The search's folder; a search in it goes on where it was.
         device: cpu, cuda, or auto.
@@ -159,7 +159,7 @@ def compare(
     Args:
         data: What to train on: see `dataset`; or the name of a recipe.
         regularisers: The rows, as on the command line: none, dropout, maxgain=2+dropout.
-        folds: On how many folds. Data of one's own are cut into as many for cross-validation, at least three, and
+        folds: On how many folds. Data of your own are cut into as many for cross-validation, at least three, and
             their test part is left alone.
         seeds: With how many seeds, from `seed` on; with folds, on each of them.
         network: The name of a network, or a function that makes one.
@@ -230,7 +230,7 @@ def _performing(tell: Tell) -> asking.Perform:
 
 @contextmanager
 def _recipe(data: Data, network: Network | None, regulariser: str | None, settings: dict[str, Any]) -> Iterator[Recipe]:
-    """What is trained, with a network of one's own among those that recipes can name."""
+    """What is trained, with a network of your own among those that recipes can name."""
     if isinstance(data, str):
         own, recipe = None, recipe_named(data)
     elif isinstance(data, Dataset):

@@ -42,7 +42,7 @@ def dataset(
     validation: Part | None = None,
     classes: Sequence[str] | None = None,
 ) -> Dataset:
-    """A data set of one's own: bytes from 0 to 255 or numbers from 0 to 1, and labels from 0 on.
+    """A data set of your own: bytes from 0 to 255 or numbers from 0 to 1, and labels from 0 on.
 
     Each part is a pair of tensors or arrays, images (N, C, H, W) and labels (N), or a `torch.utils.data.Dataset` whose
     items are an image, as a tensor (C, H, W) or from Pillow, and its label. Images are kept as bytes.

@@ -16,6 +16,7 @@ import torch
 
 import maxgain
 
+from ..wording import counted
 from .networks import ON_CPU, ON_GPU, SWEEPS, Network
 from .variants import CAPTURABLE, REPARAMETRISED, VARIANTS, WITHOUT
 
@@ -207,4 +208,4 @@ def _milliseconds(step: Step, steps: int, device: torch.device) -> float:
 def _machine(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads"
+    return f"{platform.system()} {platform.machine()}, {counted(torch.get_num_threads(), 'thread')}"

@@ -42,7 +42,7 @@ class Options(Common):
     networks: tuple[str, ...] = ()
     """which of the networks, by the names that the table has (default: all)"""
     variants: tuple[str, ...] = ()
-    """which of the variants, likewise; they are compared with the step without in any case (default: all)"""
+    """which of the variants, by their names in the table; the step without is always timed (default: all)"""
     sweeps: bool = False
     """also tell how the ratio moves with depth, width, batch and sequence length"""
     turns: int = 7

@@ -121,10 +121,10 @@ class Options:
     """List, fetch, check and build data sets."""
 
     action: tyro.conf.OmitSubcommandPrefixes[
-        Annotated[List, tyro.conf.subcommand("list")]
-        | Annotated[Fetch, tyro.conf.subcommand("fetch")]
-        | Annotated[Check, tyro.conf.subcommand("check")]
-        | Annotated[BuildSins10, tyro.conf.subcommand("build-sins10")]
+        Annotated[List, tyro.conf.subcommand("list", description=List.__doc__)]
+        | Annotated[Fetch, tyro.conf.subcommand("fetch", description=Fetch.__doc__)]
+        | Annotated[Check, tyro.conf.subcommand("check", description=Check.__doc__)]
+        | Annotated[BuildSins10, tyro.conf.subcommand("build-sins10", description=BuildSins10.__doc__)]
     ]
 
     @property

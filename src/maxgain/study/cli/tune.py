@@ -27,7 +27,7 @@ from .terminal import Bars, Common, DataFolder, Screen, typed
 
 EXAMPLES = {
     "maxgain tune digits --regulariser maxgain --grid gamma=1.25:3:0.25": "a few minutes on a CPU",
-    "maxgain tune digits --regulariser maxgain+dropout --trials 20": "two numbers at once, proposed by TPE",
+    "maxgain tune digits --regulariser maxgain+dropout --trials 20": "two numbers at once, proposed by optuna",
 }
 
 
@@ -35,9 +35,9 @@ EXAMPLES = {
 class Options(Common):
     """Choose the numbers that --regulariser leaves open (gamma, dropout's factor) on the validation part, not on test.
 
-    A grid tries all its values; without one, TPE proposes --trials of them and stops the hopeless ones early. Chosen is
-    the best validation accuracy, among equals the lowest validation loss. The same command goes on with a search that
-    was stopped or killed: no trial is lost or done twice.
+    A grid tries all its values; without one, optuna's TPE proposes --trials of them, by what came of those before, and
+    hopeless ones are stopped early. Chosen is the best validation accuracy, among equals the lowest validation loss.
+    The same command goes on with a search that was stopped or killed: no trial is lost or done twice.
     """
 
     refuses: ClassVar = ("train_on",)
@@ -49,7 +49,7 @@ class Options(Common):
     """values to try, as NAME=START:STOP:STEP, NAME being a regulariser or its parameter: gamma=1.25:3:0.25
     dropout=0.4:1.6:0.4; several grids are multiplied, and what no grid names stays what it is"""
     trials: int | None = None
-    """how many points TPE proposes where there is no grid (default: 30)"""
+    """how many points are proposed where there is no grid (default: 30)"""
     storage: str | None = None
     """an optuna storage URL, for searches from several machines, each with an --out of its own (default: a file in the
     folder); it becomes part of the command that results keep, so leave passwords to the database's own files"""
