@@ -177,20 +177,23 @@ class MaxGain(Constraint):
         """Warn of layers that are trained on and measured no longer; the host knows, and no device is asked."""
         held = parameters_of(share.optimizer) if share.optimizer else {id(layer.weight) for layer in share.layers}
         modules = set(self.model.modules())
-        silent = {
-            layer.name: "replaced" if layer.module not in modules else "in evaluation mode"
-            for layer in share.layers
-            if not (layer.module in modules and layer.module.training)
-            and layer.weight.requires_grad
-            and id(layer.weight) in held
-            and layer.name not in self._said_silent
-        }
+        watched = {hook.layer.name for hook in self._hooks if hook in hook.layer.module._forward_hooks.values()}
+        silent: dict[str, str] = {}
+        for layer in share.layers:
+            signs = {
+                "replaced": layer.module not in modules,
+                "its hooks were removed": layer.name not in watched,
+                "in evaluation mode": not layer.module.training,
+            }
+            is_trained = layer.weight.requires_grad and id(layer.weight) in held
+            if any(signs.values()) and is_trained and layer.name not in self._said_silent:
+                silent[layer.name] = next(why for why, is_so in signs.items() if is_so)
         if silent:
             self._said_silent.update(silent)
             warnings.warn(
                 "these layers are trained but measured no longer, so nothing holds them to their bounds: "
                 f"{', '.join(f'{name!r} ({why})' for name, why in silent.items())}. Call model.train() before training "
-                "goes on; where a layer was replaced, make the constraint again, on the model as it is.",
+                "goes on; if a layer was replaced or lost its hooks, make the constraint again, on the model as it is.",
                 MeasurementWarning,
                 stacklevel=2,
             )
