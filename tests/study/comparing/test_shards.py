@@ -131,6 +131,16 @@ def test_a_search_that_needs_to_know_the_other_parts_is_not_cut(more: list[str],
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.filterwarnings("ignore::maxgain.errors.MeasurementWarning")
+@pytest.mark.usefixtures("_in_this_process")
+def test_a_part_whose_numbers_could_not_be_chosen_is_not_done(tmp_path: Path, capsys: Any) -> None:
+    command = [*COMPARE, "--folds", "1", "--tuned", "--grid", "gamma=1:1:1", "--learning-rate", "1e30"]
+    assert main([*command, "--shard", "0/1", "--out", str(tmp_path)]) == 2
+    shown, told = capsys.readouterr()
+    assert "part 0/1: 0 of " in shown
+    assert "no run of part 0/1 succeeded" in told
+
+
 # The paper's tables
 
 

@@ -27,6 +27,7 @@ from maxgain.study.regularisers import REGULARISERS, filled, parse
 from maxgain.study.report import figures
 from maxgain.study.runs import Place, perform
 from one_process import in_this_process
+from study_data import picture
 
 QUICK = replace(RECIPES["digits"], network="mlp", epochs=2, fold=0, regulariser="maxgain")
 FLAGS = ["--network", "mlp", "--epochs", "2", "--fold", "0"]
@@ -415,6 +416,16 @@ def test_a_journal_that_a_full_disk_cut_anywhere_in_a_line_goes_on(tmp_path):
         tune._study(search(tmp_path)).enqueue_trial({"maxgain": 2.0})
         waiting = tune._study(search(tmp_path)).get_trials()
         assert [trial.system_attrs["fixed_params"] for trial in waiting] == [{"maxgain": 2.0}]
+
+
+def test_promise_18_a_search_on_other_data_in_the_same_folder_is_another_search(tmp_path):
+    names = []
+    for shade, root in enumerate((tmp_path / "a", tmp_path / "b")):
+        for number in range(20):
+            picture(root / f"class{number % 2}" / f"{number}.png", colour=(shade, number, 0))
+        found = search(tmp_path, dataset="folder", fold=None, image_size=8)
+        names.append(replace(found, data=root).name)
+    assert len(set(names)) == 2
 
 
 def test_a_journal_whose_trial_lost_a_score_is_refused(tmp_path):

@@ -138,7 +138,7 @@ def _part(options: Options, screen: Screen) -> dict[str, Any]:
             jobs = work.tuned(jobs, tuning, records.read(place.for_tuning.results))
         if jobs:
             perform(f"part {options.shard}", jobs, place)
-        done = len(jobs) - len(work.missing(jobs, records.read(place.results)))
+        done = work.recorded(jobs, records.read(place.results))
     return end_of_part(str(options.shard), place.folder, len(jobs), done, screen)
 
 
@@ -175,12 +175,12 @@ def _perform(title: str, jobs: Sequence[Job], place: Place, engine: Engine, scre
     for warning in known.warnings:
         screen.show(f"note: {warning}")
     missing = work.missing(jobs, known)
-    recorded = len(jobs) - len(missing)
+    recorded = work.recorded(jobs, known)
     screen.show(f"{title}: {counted(len(jobs), 'run')}, {recorded} of them recorded already → {place.folder}")
     if isinstance(engine, Here):
         warn_of_many(screen, jobs[0].recipe, len(missing), engine.at_once, place)
     with screen.progress() as progress:
-        runs = progress.many(title, len(jobs), recorded)
+        runs = progress.many(title, recorded + len(missing), recorded)
 
         def on_start(job: Job) -> None:
             runs.began(job.called, place.of(job.recipe, job.fingerprint).folder, job.recipe.epochs)

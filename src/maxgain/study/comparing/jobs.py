@@ -169,6 +169,11 @@ def missing(jobs: Sequence[Job], known: Records) -> list[Job]:
     return list({job.key: job for job in wanted}.values())
 
 
+def recorded(jobs: Sequence[Job], known: Records) -> int:
+    """How many of the jobs have a record of a success."""
+    return sum(job.error is None and known.find(job.key) is not None for job in jobs)
+
+
 def perform_all(
     jobs: Sequence[Job],
     place: Place,

@@ -28,7 +28,7 @@ from .. import reading
 from ..data.splits import Dataset
 from ..files import alone_in, locked, write_text
 from ..lines import end_last_line
-from ..recipes import Recipe, expect_count, key
+from ..recipes import Recipe, expect_count, run_key
 from ..regularisers import filled
 from ..run_files import CHECKPOINT, read_metrics
 from ..runs import Place, Watcher
@@ -83,11 +83,11 @@ class Search:
 
     @property
     def name(self) -> str:
-        """The study's name, which another recipe, another kind of search or other data of one's own do not share."""
+        """The study's name, which another recipe, another kind of search or other data do not share."""
         kind = "grid" if self.trials is None else "tpe"
         tuned = "+".join(dimension.regulariser for dimension in self.space)
-        own = "" if self.own is None else f"-{self.own.fingerprint[:16]}"
-        return f"{self.recipe.name}-{self.recipe.regulariser}-{kind}-{tuned}-{key(self.recipe)}{own}"
+        key = run_key(self.recipe, data_for(self.recipe, self.place).fingerprint)
+        return f"{self.recipe.name}-{self.recipe.regulariser}-{kind}-{tuned}-{key}"
 
     @property
     def place(self) -> Place:
@@ -184,12 +184,13 @@ def _study(search: Search) -> optuna.Study:
         pruner = optuna.pruners.NopPruner()  # a grid is there for its whole curve
     else:  # no trial is judged by its first epochs, nor before there are others to compare it with
         pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=search.recipe.epochs // 4)
+    name = search.name  # for which the data must be there
     try:
         if search.storage is None and (search.folder / JOURNAL).exists():
             reading.expect_regular(search.folder / JOURNAL, reading.LARGEST_RECORDS)
         study = optuna.create_study(
             storage=search.storage or _journal(search.folder / JOURNAL),
-            study_name=search.name,
+            study_name=name,
             direction="maximize",
             pruner=pruner,
             load_if_exists=True,
