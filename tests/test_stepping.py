@@ -211,7 +211,7 @@ def test_an_optimiser_that_steps_without_being_attached_is_noticed(constrain: An
     torch.compiler.reset()
     model = net()
     constraint = constrain(model, GAMMA).attach(torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.warns(MeasurementWarning, match=r"the optimiser that updates them \(a Adam does\), or call step\(\)"):
+    with pytest.warns(MeasurementWarning, match=r"the optimiser that updates them \(Adam does\), or call step\(\)"):
         train_by_another(model, UPDATES_UNTIL_NOTICED, compiled=compiled)
     train_by_another(model, 5)  # said once
     constraint.detach()

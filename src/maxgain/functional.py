@@ -219,7 +219,12 @@ def record(maxima: Tensor, dropped: Tensor, index: int, gains: Tensor) -> None:
 @torch.no_grad()
 def shrink_all_(weights: Sequence[Tensor], divisors: Sequence[Tensor]) -> None:
     """Divide each weight by its divisor, in place; dividing by exactly 1 changes no bit."""
-    pairs = list(zip(weights, divisors, strict=True))
+    # On a CPU looking is free, and 1 is left out: autograd refuses weights that were written to since their forward.
+    pairs = [
+        (weight, divisor)
+        for weight, divisor in zip(weights, divisors, strict=True)
+        if divisor.device.type != "cpu" or bool((divisor != 1).any())
+    ]
     same = [pair for pair in pairs if pair[0].dtype == pair[1].dtype]
     if same:
         torch._foreach_div_([weight for weight, _ in same], [divisor for _, divisor in same])

@@ -11,6 +11,7 @@ from torch import nn
 
 from explicit import bits, same_bits
 from maxgain import MaxGain
+from odd_layers import each_constraint
 from promises.common import OPTIMISERS, conv_net, images
 from small_net import each_measure
 
@@ -50,6 +51,19 @@ def test_promise_01_a_layer_under_its_bound_keeps_its_bits(dtype: torch.dtype) -
     assert 0 < constraint.gains[""] < 2.0
     assert constraint.scales == {"": 1.0}
     assert torch.equal(bits(layer.weight), before)
+
+
+@each_constraint
+def test_promise_01_a_layer_under_its_bound_may_still_be_waiting_for_its_backward(constrain: Any) -> None:
+    model = nn.ModuleDict({"trunk": nn.Linear(4, 4), "first": nn.Linear(4, 1), "second": nn.Linear(4, 1)})
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
+    constrain(model, 100.0).attach(optimiser)
+    features = model["trunk"](torch.randn(8, 4))
+    first, second = model["first"](features.detach()).mean(), model["second"](features).mean()
+    for loss in (first, second):
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
 
 
 def test_promise_01_only_the_layer_above_its_bound_changes() -> None:
