@@ -130,12 +130,6 @@ class MaxGain(Constraint):
         self._rounding = None
         self._until_look, self._wait = FIRST_LOOK
 
-    def step(self) -> None:
-        """Project every constrained layer now; for those who update weights without an attached optimiser."""
-        if not self._hooks:
-            raise AttachError("this MaxGain is detached and measures nothing: attach it again, or make a new one.")
-        super().step()
-
     def _make_observers(self) -> list[RunningMaximum]:
         self._tally = Tally(len(self._layers), self._dtype)
         kind = FreshMaximum if self.measure == "fresh" else RunningMaximum
@@ -147,6 +141,8 @@ class MaxGain(Constraint):
     # How a step goes.
 
     def _estimate(self, share: Share) -> Tensor | None:
+        if not self._hooks:
+            raise AttachError("this MaxGain is detached and measures nothing: attach it again, or make a new one.")
         if self.strength == "rate":
             self._follow_rate(share)
         if self.every > 1 and self._rests(share):
