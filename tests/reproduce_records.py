@@ -4,8 +4,9 @@ import numpy as np
 
 from maxgain.study.comparing import records
 from maxgain.study.recipes import to_json
-from maxgain.study.reproduce.running import TUNING, Recorded
+from maxgain.study.reproduce.running import Recorded
 from maxgain.study.reproduce.state import look
+from maxgain.study.runs import TUNING
 from synthetic_records import as_failed, synthetic_run
 
 

@@ -51,6 +51,8 @@ from .schema import Metrics, Result
 from .training import DivergedError, Epoch, Score, Training, to_float, train
 from .wording import clause, counted
 
+RUNS, TUNING = "runs", "tuning"
+"""Where a folder has many runs, and those on which numbers are chosen."""
 NORM_TOLERANCE = 1e-2
 """How well the ℓ2 operator norms in a result are known: enough to see gains beside them; 'inspect' does better."""
 SHARE_OF_SAVING = 0.05
@@ -92,7 +94,7 @@ class Place:
     @property
     def for_tuning(self) -> Place:
         """Beside runs whose scores are compared, a place for those that choose their numbers."""
-        return replace(self, folder=self.folder / "tuning", has_test=False)
+        return replace(self, folder=self.folder / TUNING, has_test=False)
 
     @property
     def chosen_device(self) -> torch.device:
@@ -102,7 +104,7 @@ class Place:
     def of(self, recipe: Recipe, fingerprint: str) -> Place:
         """The place of one of many runs here: another recipe, or other data, has another one."""
         name = f"{run_name(recipe)}-{run_key(recipe, fingerprint)}"
-        return replace(self, folder=self.folder / "runs" / name)
+        return replace(self, folder=self.folder / RUNS / name)
 
     def load_data(self, recipe: Recipe, load: Callable[..., Dataset] = datasets.load) -> Dataset:
         """The data set that a recipe asks for; `load` may know it already."""
@@ -199,7 +201,7 @@ def _perform_as_one_of(
             with stream_for(device):
                 run = ranks.ready(lambda: _prepare(task, dataset, device, watcher, ranks))
                 ranks.expect_same("data", run.training.fingerprint)
-                (_lead if ranks.is_first else _follow)(run, resume)
+                _lead(run, resume) if ranks.is_first else _follow(run)
         return ranks.first_says(lambda: _ended(place.folder))
 
 
@@ -251,7 +253,7 @@ def _lead(run: _Run, resume: bool) -> None:
             raise Interrupted(str(run.folder)) from None
 
 
-def _follow(run: _Run, resume: bool) -> None:
+def _follow(run: _Run) -> None:
     """What the other ranks do: train beside the first one until it ends, which is also how they hear of signals."""
     run.training.ranks.share_state(run.training)
     with signals.deferred():

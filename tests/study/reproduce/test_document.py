@@ -11,8 +11,9 @@ from maxgain.study.recipes import run_key
 from maxgain.study.reproduce import paper
 from maxgain.study.reproduce.document import MARK, build, written
 from maxgain.study.reproduce.experiments import EXPERIMENTS
-from maxgain.study.reproduce.running import TUNING, Recorded
+from maxgain.study.reproduce.running import Recorded
 from maxgain.study.reproduce.state import deviation, look
+from maxgain.study.runs import TUNING
 from reproduce_records import failure_of, finish, record_of, tune
 
 ROOT = Path(__file__).parents[3]

@@ -14,8 +14,8 @@ from maxgain.study.comparing.records import Records
 from maxgain.study.recipes import recipe_named
 from maxgain.study.reproduce import estimate, running
 from maxgain.study.reproduce.experiments import EXPERIMENTS, TUNING_SEED
-from maxgain.study.reproduce.running import TUNING, Stage
-from maxgain.study.runs import Place, perform
+from maxgain.study.reproduce.running import Stage
+from maxgain.study.runs import TUNING, Place, perform
 from maxgain.study.training import DivergedError
 from one_process import in_this_process
 from reproduce_records import failure_of, finish, record_of, tune

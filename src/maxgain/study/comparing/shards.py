@@ -16,6 +16,7 @@ from .. import reading
 from ..files import CLAIM, alone_in, make_folder, whole_folder
 from ..predictions import Predictions
 from ..run_files import FILES, RESULT
+from ..runs import RUNS, TUNING
 from ..wording import clause
 from . import records
 from .records import Record, Records
@@ -23,9 +24,9 @@ from .records import Record, Records
 Job = TypeVar("Job")
 Warn = Callable[[str], None]
 
-ROOMS = ("runs", "tuning/runs")
+ROOMS = (RUNS, f"{TUNING}/{RUNS}")
 """Where a comparison or a search keeps its runs."""
-RECORDS = (".", "tuning")
+RECORDS = (".", TUNING)
 """Where a folder of results keeps its records."""
 
 

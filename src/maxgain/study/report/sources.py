@@ -12,6 +12,7 @@ from ..comparing import records
 from ..comparing.question import Question
 from ..comparing.records import Record, Records
 from ..run_files import CONFIG, RESULT, read_metrics, read_result
+from ..runs import Place
 from ..wording import clause
 from . import tunings
 from .comparisons import questions_in
@@ -61,7 +62,7 @@ def read(folder: Path) -> Sources:
 
 def _places(folder: Path, depth: int) -> Iterator[Path]:
     """The folder itself if a command has made it, otherwise those that a command has made inside it."""
-    made = (folder / CONFIG).exists() or (folder / "curve.json").exists() or (folder / "results").is_dir()
+    made = (folder / CONFIG).exists() or (folder / "curve.json").exists() or Place(folder).results.is_dir()
     if made or any(folder.glob("*.jsonl")):
         yield folder
     elif depth:
@@ -84,7 +85,8 @@ def _add_run(folder: Path, found: Sources) -> None:
 
 
 def _add_records(folder: Path, found: Sources) -> None:
-    kept = records.read(folder / "results" if (folder / "results").is_dir() else folder)
+    results = Place(folder).results
+    kept = records.read(results if results.is_dir() else folder)
     asked, problems = questions_in(folder)
     found.runs |= {run["key"]: run for run in kept.runs}
     found.failed |= {run["key"]: run for run in kept.failed}

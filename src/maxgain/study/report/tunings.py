@@ -16,6 +16,7 @@ from ..comparing import records
 from ..comparing.records import Record, Records
 from ..comparing.tuning_rule import RULE, worth
 from ..run_files import RESULT, read_result
+from ..runs import Place
 from ..schema import score
 from ..wording import clause
 
@@ -68,7 +69,7 @@ def read(folder: Path, found: Records) -> tuple[list[Tuning], list[str]]:
 
     `found` are the runs that were made with what they chose.
     """
-    tuned = records.read(folder / "tuning" / "results")
+    tuned = records.read(Place(folder).for_tuning.results)
     tunings, problems = _by_fold(tuned, found.runs), list(tuned.warnings)
     for path in sorted(folder.rglob("curve.json"), reverse=True):
         try:

@@ -17,13 +17,11 @@ from ..comparing.records import Record, Records
 from ..comparing.shards import Shard
 from ..comparing.workers import side_by_side
 from ..recipes import run_key
-from ..runs import Place
+from ..runs import TUNING, Place
 from .experiments import Experiment
 
 ATTEMPTS = 2
 """How often a run is tried before it counts as failed."""
-TUNING = "tuning"
-"""The folder in a results folder for the records of runs on which numbers are chosen."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ def part_of(experiment: Experiment, jobs: Sequence[Job], shard: Shard) -> list[J
     chosen = {job.row for job in tuning} & {job.row for job in final}
 
     def together(job: Job) -> Hashable:
-        return (job.row, job.recipe.fold) if job.row in chosen else job.recipe
+        return many.tuned_together(job) if job.row in chosen else job.recipe
 
     mine = {together(job) for job in shard.of([*tuning, *final], together)}
     return [job for job in jobs if together(job) in mine]
