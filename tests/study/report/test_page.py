@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from maxgain.study.comparing import records
 from maxgain.study.comparing.records import Records
-from maxgain.study.report import page
+from maxgain.study.report import page, tunings
 from maxgain.study.report.drawing import Axis
 from maxgain.study.report.page import build_page
 from page_elements import BETTER, LIKE, NONE, Elements, bare_records, built
@@ -144,3 +145,27 @@ def test_axes_hold_whatever_a_record_may_say(one, other):
         assert 1 < len(ticks) < 12
         assert len(axis.texts(ticks)) == len(ticks)
         assert all(0 <= axis(value) <= 100 for value in (one, other, *ticks))
+
+
+def tuning_run(gamma, fold, accuracy, **changes):
+    """A run of `compare --tuned` that tries a number on a fold."""
+    return synthetic_run(f"maxgain={gamma:g}", fold=fold, accuracy=accuracy, tuned={"maxgain": gamma}, **changes) | {
+        "regulariser": "maxgain"
+    }
+
+
+def test_promise_18_tuning_runs_of_other_settings_or_data_are_not_averaged(tmp_path):
+    tried = [tuning_run(gamma, fold, 0.9) for gamma in (1.0, 2.0) for fold in range(2)]
+    tried += [tuning_run(3.0, 0, 0.99), tuning_run(1.0, 0, 0.1, epochs=5)]
+    for run in tried:
+        records.append(tmp_path / "tuning" / "results", run)
+    found, problems = tunings.read(tmp_path, Records((), (), ()))
+    assert not problems
+    assert [search.title for search in found] == ["digits, maxgain, mean over 2 folds", "digits, maxgain (search 2)"]
+    by_gamma = {row["values"]["maxgain"]: row for row in found[0].curve}
+    assert [by_gamma[gamma].get("validation_accuracy") for gamma in (1.0, 2.0, 3.0)] == [0.9, 0.9, None]
+    assert by_gamma[3.0]["status"] == "unfinished"
+    elsewhere = [run | {"fingerprint": "other", "key": f"other {run['key']}"} for run in tried[:4]]
+    searches = tunings._by_fold(Records((*tried[:4], *elsewhere), (), ()), ())
+    assert "on other data too" in searches[0].outcome
+    assert len(searches) == 2

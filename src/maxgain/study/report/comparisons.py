@@ -58,9 +58,9 @@ def possible(found: Records) -> Iterator[Question]:
     the seeds. Everything is compared with 'none', or else with the first in the alphabet.
     """
     ways: dict[str, list[Record]] = {}
-    for run in sorted((*found.runs, *found.failed), key=_way):
-        ways.setdefault(_way(run), []).append(run)
-    for runs in chain.from_iterable(map(_by_data, ways.values())):
+    for run in sorted((*found.runs, *found.failed), key=way):
+        ways.setdefault(way(run), []).append(run)
+    for runs in chain.from_iterable(map(by_data, ways.values())):
         folds = {run["config"].get("fold") for run in runs} - {None}
         if len(folds) > 1:
             yield _question("fold", [run for run in runs if run["config"].get("fold") is not None])
@@ -69,7 +69,7 @@ def possible(found: Records) -> Iterator[Question]:
                 yield _question("seed", seeds)
 
 
-def _by_data(runs: Sequence[Record]) -> list[list[Record]]:
+def by_data(runs: Sequence[Record]) -> list[list[Record]]:
     """The runs; apart, by their data, where there are other data for the same fold."""
     fingerprints: dict[int | None, set[str]] = {}
     for run in runs:
@@ -82,7 +82,7 @@ def _by_data(runs: Sequence[Record]) -> list[list[Record]]:
     ]
 
 
-def _way(run: Record) -> str:
+def way(run: Record) -> str:
     """Runs that are the same in this, and have the same fold or seed, can be compared."""
     settings = {name: value for name, value in run["config"].items() if name not in VARIED and value is not None}
     return json.dumps([run["recipe"], settings], sort_keys=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from ..run_files import RESULT, read_result
 from ..runs import Place
 from ..schema import score
 from ..wording import clause
+from .comparisons import by_data, way
 
 SCORES = ("train_accuracy", "train_loss", "validation_accuracy", "validation_loss")
 
@@ -120,27 +122,43 @@ def _results(folder: Path) -> Iterator[Mapping[str, Any]]:
             yield read_result(path.parent)
 
 
-def _by_fold(tuning: Records, runs: Iterable[Record]) -> list[Tuning]:
-    """The searches of `compare --tuned`, one per regulariser: its points' scores are means over the folds."""
-    groups: dict[tuple[str, str], list[Record]] = {}
+def _by_fold(tuning: Records, runs: Sequence[Record]) -> list[Tuning]:
+    """The searches of `compare --tuned`, one per regulariser: its points' scores are means over the folds.
+
+    Runs of other settings or on other data are another search.
+    """
+    groups: dict[tuple[str, str, str], list[Record]] = {}
     for record in (*tuning.runs, *tuning.failed):
-        groups.setdefault((record["recipe"], record["regulariser"]), []).append(record)
-    tunings = []
-    for (recipe, regulariser), trials in sorted(groups.items()):
-        folds = {trial["config"].get("fold") for trial in trials}
-        title = f"{recipe}, {regulariser}" + (f", mean over {len(folds)} folds" if len(folds) > 1 else "")
-        choices = {
-            (run["config"].get("fold"), run["config"]["regulariser"])
-            for run in runs
-            if run["recipe"] == recipe and run["regulariser"] == regulariser and run.get("tuned")
-        }
-        words = [text if fold is None else f"{text} on fold {fold}" for fold, text in sorted(choices, key=str)]
-        tunings.append(Tuning(title, averaged(trials), None, f"Chosen: {', '.join(words) or 'nothing yet'}."))
+        groups.setdefault((record["recipe"], record["regulariser"], way(record)), []).append(record)
+    searches = [(*about, by_data(trials)) for about, trials in sorted(groups.items())]
+    tunings, made = [], Counter[tuple[str, str]]()
+    for recipe, regulariser, settings, by_fingerprint in searches:
+        outcome = _chosen([run for run in runs if run["regulariser"] == regulariser and _chosen_by(run, settings)])
+        if len(by_fingerprint) > 1:
+            outcome = "What was chosen is not told, as the same was searched for on other data too."
+        for trials in by_fingerprint:
+            folds = {trial["config"].get("fold") for trial in trials}
+            title = f"{recipe}, {regulariser}" + (f", mean over {len(folds)} folds" if len(folds) > 1 else "")
+            made[recipe, regulariser] += 1
+            title += f" (search {made[recipe, regulariser]})" if made[recipe, regulariser] > 1 else ""
+            tunings.append(Tuning(title, averaged(trials), None, outcome))
     return tunings
 
 
+def _chosen_by(run: Record, settings: str) -> bool:
+    """Whether a run's numbers were chosen by runs with these settings, which are trained on the training part alone."""
+    return bool(run.get("tuned")) and way({**run, "config": run["config"] | {"train_on": "train"}}) == settings
+
+
+def _chosen(runs: Sequence[Record]) -> str:
+    choices = {(run["config"].get("fold"), run["config"]["regulariser"]) for run in runs}
+    words = [text if fold is None else f"{text} on fold {fold}" for fold, text in sorted(choices, key=str)]
+    return f"Chosen: {', '.join(words) or 'nothing yet'}."
+
+
 def averaged(trials: Sequence[Record]) -> tuple[dict[str, Any], ...]:
-    """One row per point; a point that failed anywhere has no mean."""
+    """One row per point; a point that failed anywhere, or was not tried everywhere, has no mean."""
+    folds = {trial["config"].get("fold") for trial in trials}
     points: dict[tuple[tuple[str, float], ...], list[Record]] = {}
     for trial in trials:
         points.setdefault(tuple(trial.get("tuned", {}).items()), []).append(trial)
@@ -149,6 +167,8 @@ def averaged(trials: Sequence[Record]) -> tuple[dict[str, Any], ...]:
         row: dict[str, Any] = {"values": dict(point), "status": "complete"}
         if any(record["status"] == "failed" for record in records_of):
             rows.append(row | {"status": "failed"})
+        elif {record["config"].get("fold") for record in records_of} < folds:
+            rows.append(row | {"status": "unfinished"})
         else:
             rows.append(row | {name: _mean(score(record, name) for record in records_of) for name in SCORES})
     return tuple(rows)
