@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     try:
         import timm
     except ImportError as error:
-        raise SystemExit("this example needs timm: pip install '.[examples]' in a clone.") from error
+        raise SystemExit(f"this example needs {error.name}: pip install '.[examples]' in a clone.") from error
 
     images, labels = images_and_labels(options.images)
     growth = {}
