@@ -1,5 +1,6 @@
 """Promise 16: a weight is scaled only where scaling it scales Wx, which is tried before it is touched."""
 
+import weakref
 from typing import Any
 
 import pytest
@@ -160,6 +161,18 @@ def test_promise_16_a_forward_with_more_arguments_is_tried_with_those_of_its_fir
     model = Pair()
     with pytest.raises(UnsupportedLayerError, match=r"^layer 'gated' \(Gated\) cannot be measured afresh: its forward"):
         train(model, torch.randn(4, 6), constraint=MaxGain(model, 0.05, measure="fresh"))
+
+
+def test_promise_05_what_a_layer_was_given_besides_its_input_is_not_kept_beyond_the_first_step():
+    model = Pair()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    MaxGain(model, 0.05).attach(optimiser)
+    gate = torch.ones(4)
+    model.gated(torch.randn(4, 6), gate=gate).sum().backward()
+    kept, gate = weakref.ref(gate), None
+    optimiser.step()
+    optimiser.zero_grad()
+    assert kept() is None
 
 
 def test_promise_16_a_forward_that_is_only_transformed_is_not_the_first_call():

@@ -33,6 +33,19 @@ def test_a_layer_type_of_ones_own_is_constrained_once_it_is_registered() -> None
     assert model[0].factor.tolist() == [2.0, 2.0, 2.0]
 
 
+def test_a_type_that_is_refused_is_used_once_somebody_has_registered_it() -> None:
+    model = nn.Bilinear(3, 2, 4, bias=False)
+    with pytest.raises(UnsupportedLayerError):
+        MaxGain(model)
+    register_layer(nn.Bilinear, instance_dims=1)
+    constraint = MaxGain(model, gamma=0.1)
+    first, second = torch.randn(8, 3), torch.randn(8, 2)
+    before = model(first, second)
+    constraint.step()
+    torch.testing.assert_close(model(first, second), before * constraint.scales[""])
+    assert constraint.scales[""] < 1
+
+
 @each_measure
 def test_a_layer_type_is_measured_and_scaled_by_the_linear_part_that_it_was_registered_with(measure: Any) -> None:
     class Shifted(Scale):

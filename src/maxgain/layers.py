@@ -406,7 +406,7 @@ def _look_up(module: nn.Module, *, rescale: bool) -> tuple[LayerKind | None, boo
         if cls.__module__.startswith(_REFUSED_PACKAGES) and module.state_dict():
             return None, False, "its weight is quantised"
         for key in (cls, path):
-            if key in REFUSED:
+            if key in REFUSED and key not in KINDS:  # or somebody has registered it all the same
                 return None, False, REFUSED[key]
             if key in KINDS:
                 known = (cls.forward, nn.SyncBatchNorm.forward)  # which is its row's, on many devices

@@ -91,7 +91,7 @@ class Proofs:
         refused = []
         for layer in waiting:
             if (objection := self.open[layer.name].objection()) is None:
-                del self.open[layer.name]
+                self.open.pop(layer.name).let_go()
             else:
                 refused.append((layer.name, layer.module, objection))
         if refused:
@@ -117,6 +117,10 @@ class Proof:
             all_of_them = others or keywords or x.dim() < 2 or not self.layer.kind.needs_output
             few = x.shape[:1] if all_of_them else (min(2, len(x)),)
             self._shape = (*few, *x.shape[1:])
+
+    def let_go(self) -> None:
+        """Forget what the first call was given besides its input: activations, perhaps, and all they were made of."""
+        self._others, self._keywords = (), {}
 
     def objection(self) -> str | None:
         """Why the layer's weight must not be divided; None if it may be."""
