@@ -384,6 +384,9 @@ def test_predictions_are_kept_beside_their_record(tmp_path):
     append(tmp_path, ok(1))
     found = read(tmp_path)
     assert found.correct(found.runs[0]).tolist() == [True, True, False]
+    other = Predictions.of(np.array([0, 0, 0]), np.array([1, 2, 2]), np.zeros(3, np.float32))
+    append(tmp_path / "other", ok(0, predictions_sha256=other.sha256), other)  # as it came out on another machine
+    assert replace(found, folders=(tmp_path / "other", tmp_path)).correct(found.runs[0]).tolist() == [True, True, False]
     assert found.correct(found.runs[1]) is None
     assert [path.name for path in (tmp_path / "predictions").iterdir()] == [f"{KEY}.npz"]
     (tmp_path / "predictions" / f"{KEY}.npz").write_bytes(b"damaged")

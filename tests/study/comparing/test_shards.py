@@ -1,6 +1,7 @@
 """Parts of a comparison, a search or a table, trained apart and merged, give the records that one machine gives."""
 
 import errno
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -299,3 +300,10 @@ def test_a_run_that_came_out_differently_on_two_machines_is_named(tmp_path: Path
     assert "has other scores in" in warning
     (run,) = records.read(tmp_path / "out").runs
     assert run["test_accuracy"] == 0.91
+
+    for folder, accuracy in (("folder", 0.91), ("part", 0.92)):  # as folders of runs, of which there are no records yet
+        path = tmp_path / folder / "runs" / "a" / "result.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(record_of(job, accuracy)))
+    (warning,) = merge(tmp_path / "folder", [tmp_path / "part"]).warnings
+    assert "the run a has other scores in" in warning

@@ -20,6 +20,13 @@ def test_the_command_writes_the_page(tmp_path, capsys):
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+def test_promise_19_folders_that_contradict_each_other_are_named(tmp_path, capsys):
+    for name, scores in (("a", NONE), ("b", BETTER)):
+        save(tmp_path / name, bare_records({"none": scores}))
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "report.html")]) == 0
+    assert "b: another folder here has other scores for 5 runs of it" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("name", ["page.html", "page.htm", "page"])
 def test_a_page_is_made_again_whatever_it_is_called_and_another_file_is_left_alone(tmp_path, name):
     save(tmp_path, bare_records({"none": NONE}))

@@ -10,6 +10,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,9 +64,14 @@ class Records:
     def predictions(self, run: Record) -> Predictions | None:
         """What a run said of every test image, where that was kept; `FileError` where it is damaged."""
         sha256 = run.get("predictions_sha256")
-        paths = (folder / PREDICTIONS / f"{run['key']}.npz" for folder in self.folders)
-        path = next((path for path in paths if path.exists()), None)
-        return None if path is None or sha256 is None else predictions.read(path, sha256)
+        paths = [folder / PREDICTIONS / f"{run['key']}.npz" for folder in self.folders]
+        there = [path for path in paths if path.exists()]
+        if sha256 is None or not there:
+            return None
+        for path in there[:-1]:
+            with suppress(FileError):  # another folder's, of which the run there came to something else
+                return predictions.read(path, sha256)
+        return predictions.read(there[-1], sha256)
 
     def correct(self, run: Record) -> NDArray[np.bool_] | None:
         """Which test images a run classified right, where that was kept."""
@@ -154,7 +160,7 @@ def finished(record: Mapping[str, Any]) -> datetime | None:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def scores(record: Record) -> tuple[float | None, ...]:
+def scores(record: Result) -> tuple[float | None, ...]:
     """What two records of one run should agree on."""
     return tuple(score(record, name) for name in ("validation_accuracy", "test_accuracy"))
 

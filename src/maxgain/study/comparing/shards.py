@@ -6,16 +6,17 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from maxgain.errors import FileError, RecipeError, RunError
+from maxgain.errors import FileError, MaxGainError, RecipeError, RunError
 
 from .. import reading
 from ..files import CLAIM, alone_in, make_folder, whole_folder
 from ..predictions import Predictions
-from ..run_files import FILES, RESULT
+from ..run_files import FILES, RESULT, read_result
 from ..runs import RUNS, TUNING
 from ..wording import clause
 from . import records
@@ -96,6 +97,9 @@ def _merge_run(run: Path, target: Path, warn: Warn) -> str:
     if not (run / RESULT).exists():
         return "unfinished"
     if (target / RESULT).exists():
+        with suppress(MaxGainError):  # a damaged one is named where it is used
+            if records.scores(read_result(target)) != records.scores(read_result(run)):
+                warn(f"the run {run.name} has other scores in {target.parent} already, which are kept")
         return "known"
     try:
         copied = list(_files(run))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from ..comparing.question import Question
 from ..comparing.records import Record, Records
 from ..run_files import CONFIG, RESULT, read_metrics, read_result
 from ..runs import Place
-from ..wording import clause
+from ..wording import clause, counted
 from . import tunings
 from .comparisons import questions_in
 from .tunings import Tuning
@@ -80,14 +80,26 @@ def _add_run(folder: Path, found: Sources) -> None:
     except (MaxGainError, ValueError) as error:
         found.warnings.append(f"{folder} holds a run that cannot be used, and is left out: {clause(error)}.")
         return
+    _tell_of_contradictions(folder, [run], found)
     if found.runs.setdefault(run["key"], run) is run:
         found.alone.add(run["key"])
+
+
+def _tell_of_contradictions(folder: Path, runs: Sequence[Record], found: Sources) -> None:
+    """Which runs another folder has with other scores; in a page of both, one of them cannot be right."""
+    others = [(run, found.runs[run["key"]]) for run in runs if run["key"] in found.runs]
+    count = sum(records.scores(run) != records.scores(other) for run, other in others)
+    if count:
+        found.warnings.append(
+            f"{folder}: another folder here has other scores for {counted(count, 'run')} of it; make a page of each."
+        )
 
 
 def _add_records(folder: Path, found: Sources) -> None:
     results = Place(folder).results
     kept = records.read(results if results.is_dir() else folder)
     asked, problems = questions_in(folder)
+    _tell_of_contradictions(folder, kept.runs, found)
     found.runs |= {run["key"]: run for run in kept.runs}
     found.failed |= {run["key"]: run for run in kept.failed}
     found.alone -= {run["key"] for run in kept.runs}
