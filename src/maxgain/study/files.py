@@ -139,6 +139,13 @@ def marked(path: Path, kind: str | None = None) -> bool:
         return mark in file.read(_BEGINNING)
 
 
+def folders_in(folder: Path) -> list[Path]:
+    """The folders in a folder, hidden ones apart, in order of name; none where there is no such folder."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
 def make_folder(folder: Path) -> None:
     """Makes the folder and those that it lies in, so that a power cut does not undo it."""
     if folder.is_dir():

@@ -59,6 +59,11 @@ def signed(value: float) -> str:
     return text if float(text) else text[1:]
 
 
+def percent(fraction: float | None) -> str:
+    """0.9075 as 90.75, or a dash for nothing."""
+    return "–" if fraction is None else f"{100 * fraction:.2f}"
+
+
 def listed(names: Iterable[str]) -> str:
     """a, b and c."""
     *most, last = names

@@ -14,7 +14,7 @@ from typing import TypeVar
 from maxgain.errors import FileError, MaxGainError, RecipeError, RunError
 
 from .. import reading
-from ..files import CLAIM, alone_in, make_folder, whole_folder
+from ..files import CLAIM, alone_in, folders_in, make_folder, whole_folder
 from ..predictions import Predictions
 from ..run_files import FILES, RESULT, read_result
 from ..runs import RUNS, TUNING
@@ -85,7 +85,7 @@ def merge(out: Path, parts: Sequence[Path]) -> Merged:
         if _is_of_runs(found)
         for outcome in _merge_records(found, out / room, damaged.append)
     )
-    runs = [(run, out / room / run.name) for part in parts for room in ROOMS for run in _runs(part / room)]
+    runs = [(run, out / room / run.name) for part in parts for room in ROOMS for run in folders_in(part / room)]
     if runs:
         with alone_in(out):
             counts.update(_merge_run(run, target, damaged.append) for run, target in runs)
@@ -157,11 +157,3 @@ def _predictions(found: Records, run: Record, warn: Warn) -> Predictions | None:
     except FileError as error:
         warn(f"left out: {clause(error)}")
         return None
-
-
-def _runs(room: Path) -> list[Path]:
-    return (
-        sorted(path for path in room.iterdir() if path.is_dir() and not path.name.startswith("."))
-        if room.is_dir()
-        else []
-    )

@@ -14,7 +14,7 @@ import numpy as np
 from maxgain.errors import DataError, FileError
 
 from .. import reading
-from ..files import is_text
+from ..files import folders_in, is_text
 from ..wording import clause, counted
 from . import checksums, download
 from . import formats as readers
@@ -345,11 +345,8 @@ def _problems(function: Callable[..., Any], *arguments: Any) -> list[str]:
 
 
 def _folders(where: Path) -> list[Path]:
-    """The folders in `where`, hidden ones apart, in order of name; none where there is no such folder."""
     try:
-        if not where.is_dir():
-            return []
-        return sorted(path for path in where.iterdir() if path.is_dir() and not path.name.startswith("."))
+        return folders_in(where)
     except OSError as error:
         raise DataError(f"cannot list {where}: {error.strerror or error}.") from error
 

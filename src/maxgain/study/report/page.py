@@ -25,7 +25,7 @@ from ..comparing.sentences import p_value
 from ..files import marked, write_text
 from ..schema import score
 from ..tables import uniform
-from ..wording import counted, listed, signed
+from ..wording import counted, listed, percent, signed
 from . import drawing, sources
 from .comparisons import comparisons
 from .gain_data import gain_data
@@ -195,11 +195,6 @@ def _origin(run: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 # Numbers and names for people
-
-
-def percent(fraction: float | None) -> str:
-    """0.9075 as 90.75, or a dash for nothing."""
-    return "–" if fraction is None else f"{100 * fraction:.2f}"
 
 
 def points(fraction: float) -> str:

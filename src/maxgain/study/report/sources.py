@@ -11,6 +11,7 @@ from maxgain.errors import MaxGainError, RecordError
 from ..comparing import records
 from ..comparing.question import Question
 from ..comparing.records import Record, Records
+from ..files import folders_in
 from ..run_files import CONFIG, RESULT, read_metrics, read_result
 from ..runs import Place
 from ..wording import clause, counted
@@ -66,7 +67,7 @@ def _places(folder: Path, depth: int) -> Iterator[Path]:
     if made or any(folder.glob("*.jsonl")):
         yield folder
     elif depth:
-        for inside in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
+        for inside in folders_in(folder):
             yield from _places(inside, depth - 1)
 
 

@@ -17,7 +17,7 @@ from ..comparing import records
 from ..comparing.records import Record, Records
 from ..comparing.tuning_rule import RULE, worth
 from ..run_files import RESULT, read_result
-from ..runs import Place
+from ..runs import RUNS, Place
 from ..schema import score
 from ..wording import clause
 from .comparisons import by_data, way
@@ -117,7 +117,7 @@ def _caution(tuned: Chosen, curve: Sequence[Point]) -> str:
 
 def _results(folder: Path) -> Iterator[Mapping[str, Any]]:
     """The results of a search's runs, as far as they can be read."""
-    for path in sorted(folder.glob(f"runs/*/{RESULT}")):
+    for path in sorted(folder.glob(f"{RUNS}/*/{RESULT}")):
         with suppress(MaxGainError):
             yield read_result(path.parent)
 

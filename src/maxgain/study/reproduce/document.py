@@ -18,7 +18,7 @@ from ..comparing.tuning_rule import RULE
 from ..files import expect_ours, marked, write_bytes, write_text
 from ..report.figures import rendered
 from ..schema import score
-from ..wording import counted, listed, signed
+from ..wording import counted, listed, percent, signed
 from . import figures, paper, readme
 from .claims import beside_paper, claims, mean, progress, published_difference
 from .experiments import EXPERIMENTS
@@ -245,7 +245,7 @@ def _by_value(state: State) -> str:
     for row, folds in state.curves.items():
         known, missing = dict(folds[None]), {*_numbers(state.tuning.missing, row)}
         tried = ", ".join(
-            f"{value:g}: {_percent(score(known[value], 'validation_accuracy')) if value in known else 'failed'}"
+            f"{value:g}: {percent(score(known[value], 'validation_accuracy')) if value in known else 'failed'}"
             for value in state.grid(row)
             if value not in missing
         )
@@ -291,10 +291,6 @@ def _by_fold(state: State) -> Iterator[str]:
 
 def _text(value: float | None) -> str:
     return "–" if value is None else f"{value:g}"
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.2f}"
 
 
 # Figures of the paper
@@ -354,7 +350,7 @@ def _gamma_curve(state: State, show: Show) -> Iterator[str]:
         [
             (
                 f"{value:g}",
-                *(_percent(score(run, name)) for name in names[:2]),
+                *(percent(score(run, name)) for name in names[:2]),
                 *(_loss(score(run, name)) for name in names[2:]),
             )
             for value, run in curve
