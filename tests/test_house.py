@@ -82,7 +82,7 @@ def test_the_rooms_of_the_readme_are_folders() -> None:
 
 
 LONGEST_WALKS = {"whole walk": (126, 21, 72), "the step": (41, 9, 28)}
-"""Functions, files and changes of file of the first release: a batch must stay easier to follow than it was then."""
+"""Functions, files and changes of file of the first version: a batch must stay easier to follow than it was then."""
 
 
 def test_the_walk_of_one_batch_stays_shorter_than_that_of_the_first_release() -> None:

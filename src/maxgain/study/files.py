@@ -109,7 +109,7 @@ def is_text(name: str) -> bool:
 def claimed(path: Path) -> bool:
     """Whether a command of ours has claimed the name in the folder, so that what lies there is ours.
 
-    A claim of the first release is empty and is for all names.
+    A claim of the first version is empty and is for all names.
     """
     claim = path.parent / CLAIM
     if not claim.is_file():
