@@ -24,7 +24,7 @@ from maxgain.study.training import Training
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="torch was built without gloo")
 COMBINED = ["maxgain=1+batchnorm+dropout", "batchnorm+gaussiandropout"]
 NAMES = [*REGULARISERS, *COMBINED]
-STEPS, BATCH = 3, 14  # a batch that three ranks cannot share evenly
+STEPS, BATCH = 3, 14  # a batch that four ranks cannot share evenly
 
 
 def trained(regulariser: str, ranks: Ranks) -> dict[str, Tensor]:
@@ -61,7 +61,7 @@ def run(rank: int, count: int, folder: str) -> None:
     torch.save(found, f"{folder}/{rank}")
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = Path(tmp_path_factory.mktemp("ranks"))
     mp.spawn(run, args=(request.param, str(folder)), nprocs=request.param)
