@@ -156,6 +156,18 @@ def test_the_gamma_curve_is_seen_where_its_least_validation_loss_lies_inside(tmp
     assert "](results/figures/gamma-curve.svg)" in text
 
 
+def test_promise_20_the_shape_of_the_gamma_curve_does_not_rest_on_the_survivors(tmp_path):
+    *others, last = EXPERIMENTS["gamma-curve"].tuning()
+    for number, job in enumerate(others):  # the loss falls to the end of what is left
+        run = record_of(job, has_test=False, validation_loss=1 - 0.1 * number, train_loss=1 / job.chosen["maxgain"])
+        records.append(tmp_path / "results" / TUNING, run)
+    for finished in ("at 1", "at 2"):
+        records.append(tmp_path / "results" / TUNING, failure_of(last, finished=finished))
+    assert re.search(
+        r"\| Figure 3: .* \(7 of 8 runs; 1 failed\) \| \*\*not settled\*\*, as runs failed \|", made(tmp_path)
+    )
+
+
 def test_runs_of_the_gamma_curve_are_the_searches_of_the_table():
     curve, table = ({job.key for job in EXPERIMENTS[name].tuning()} for name in ("gamma-curve", "svhn"))
     assert len(curve) == 8

@@ -239,6 +239,8 @@ def _of_curve(state: State) -> Claim:
         verdict = "open" if curve else "not run"
         return Claim(text, state.experiment.command, theirs, progress(state), verdict)
     ours, seen = curve_shape(curve)
+    if len(curve) < len(state.tuning.jobs):  # where the least loss is, a run that failed might have told
+        seen = UNSETTLED
     return Claim(text, state.experiment.command, theirs, f"{ours} ({progress(state)})", seen)
 
 

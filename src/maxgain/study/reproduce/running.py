@@ -90,7 +90,8 @@ def by_records(known: Records) -> Identify:
     keys = {run["key"] for run in (*known.runs, *known.failed)}
     fingerprints: dict[tuple[str, int | None], dict[str, None]] = {}
     for run in (*known.runs, *known.failed):
-        fingerprints.setdefault((run["config"]["dataset"], run.get("fold")), {})[run["fingerprint"]] = None
+        config = run["config"]
+        fingerprints.setdefault((config["dataset"], config.get("fold")), {})[run["fingerprint"]] = None
 
     def most_recorded(jobs: Sequence[Job]) -> str:
         part = (jobs[0].recipe.dataset, jobs[0].recipe.fold)
