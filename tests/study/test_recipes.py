@@ -120,7 +120,7 @@ def written(text: str) -> list[tuple[str, float | None]]:
 def test_regularisers_are_written_as_the_papers_rows() -> None:
     assert written("none") == [("none", None)]
     assert written("maxgain+batchnorm+dropout") == [("maxgain", None), ("batchnorm", None), ("dropout", None)]
-    assert written("maxgain=1.5 + dropout=0.3") == [("maxgain", 1.5), ("dropout", 0.3)]
+    assert written("maxgain = 1.5 + dropout=0.3") == [("maxgain", 1.5), ("dropout", 0.3)]
     assert written("maxgain=inf") == [("maxgain", math.inf)]
 
 
@@ -129,11 +129,14 @@ def test_regularisers_are_written_as_the_papers_rows() -> None:
     [
         ("", "there is no regulariser ''"),
         ("dorpout", "did you mean 'dropout'?"),
-        ("maxgain=", "'' is no gamma that maxgain can have."),
-        ("maxgain=0", "'0' is no gamma that maxgain can have."),
-        ("maxgain=nan", "'nan' is no gamma that maxgain can have."),
-        ("maxgain=two", "'two' is no gamma that maxgain can have."),
-        ("dropout=2", "'2' is no factor that dropout can have."),
+        ("maxgain=", "'' is no gamma that maxgain can have: it is 2 by default"),
+        ("maxgain=0", "'0' is no gamma that maxgain can have: it is 2 by default"),
+        ("maxgain=nan", "'nan' is no gamma that maxgain can have: it is 2 by default"),
+        ("maxgain=two", "'two' is no gamma that maxgain can have: it is 2 by default"),
+        (
+            "dropout=2",
+            "'2' is no factor that dropout can have: it is 1 by default, and 'maxgain list dropout' tells about it.",
+        ),
         ("batchnorm=3", "batchnorm takes no number, so 'batchnorm=3' makes no sense."),
         ("dropout+dropout=0.5", "dropout+dropout names a regulariser twice."),
         ("none+dropout", "'none' stands alone."),

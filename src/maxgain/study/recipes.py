@@ -82,8 +82,8 @@ class Recipe:
     train_on: Literal["train", "train+validation"] = "train"
     """'train+validation' for a final run whose settings are chosen; then nothing is held out"""
     regulariser: str = "none"
-    """as in the paper's rows, numbers optional: none, dropout, maxgain+batchnorm, maxgain=1.5+dropout=0.8;
-    'maxgain list' tells about them"""
+    """as in the paper's rows, numbers optional: none, dropout, maxgain+batchnorm, maxgain=1.5+dropout=0.8 (which is
+    0.8 times the paper's rates of dropout); 'maxgain list' tells about them"""
     p: float = 2.0
     """the norm in which gains are taken, from 1 to inf"""
     measure: Literal["stale", "fresh"] = "stale"

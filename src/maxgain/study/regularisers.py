@@ -290,7 +290,7 @@ def parse(text: str) -> tuple[Chosen, ...]:
                 f"{part!r} is not one regulariser: join them by + to use them together, or give them one by one."
             )
         name, gives_number, number = part.partition("=")
-        row, value = REGULARISERS[name], None
+        row, value = REGULARISERS[name.strip()], None
         if gives_number:
             if row.parameter is None:
                 raise RegulariserError(f"{row.name} takes no number, so '{part}' makes no sense.")
@@ -299,7 +299,10 @@ def parse(text: str) -> tuple[Chosen, ...]:
             except ValueError:
                 value = math.nan
             if not row.valid(value):
-                raise RegulariserError(f"{number!r} is no {row.parameter} that {row.name} can have.")
+                raise RegulariserError(
+                    f"{number!r} is no {row.parameter} that {row.name} can have: it is {row.default:g} by default, and "
+                    f"'maxgain list {row.name}' tells about it."
+                )
         chosen.append(Chosen(row, value))
     if len(chosen) > 1:
         refuse_nonsense(chosen)
