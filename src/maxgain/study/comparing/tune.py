@@ -37,7 +37,7 @@ from ..wording import first_line
 from .engine import Engine
 from .shards import Shard
 from .tuning_rule import Dimension, Grid, Point, Trial, dimensions, points, refuse_unused, rounded
-from .workers import CHECKPOINT_SECONDS, data_for, tell_of_each
+from .workers import CHECKPOINT_SECONDS, data_for, fingerprints, tell_of_each
 
 JOURNAL, SEARCHER, CURVE, TUNED = "journal.log", "searcher.txt", "curve.json", "tuned.json"
 TRIALS = 30
@@ -86,7 +86,8 @@ class Search:
         """The study's name, which another recipe, another kind of search or other data do not share."""
         kind = "grid" if self.trials is None else "tpe"
         tuned = "+".join(dimension.regulariser for dimension in self.space)
-        key = run_key(self.recipe, data_for(self.recipe, self.place).fingerprint)
+        (fingerprint,) = fingerprints([self.recipe], self.place)
+        key = run_key(self.recipe, fingerprint)
         return f"{self.recipe.name}-{self.recipe.regulariser}-{kind}-{tuned}-{key}"
 
     @property

@@ -127,6 +127,7 @@ def data_for(recipe: Recipe, place: Place) -> Dataset:
 
 def fingerprints(recipes: Iterable[Recipe], place: Place) -> list[str]:
     """The fingerprint of each recipe's data; every data set, and every fold of one, is loaded once and let go again."""
+    _loaded.cache_clear()  # what an earlier call has left may have changed since, or lie elsewhere now
     known: dict[tuple[object, ...], str] = {}
     found = []
     for recipe in recipes:
