@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from . import convolutions
 from .errors import MaxGainError, NothingToConstrainError, PatternError, UnsupportedLayerError
 from .functional import along_channels, batch_norm_diagonal, check_callable, check_count, check_is, without_bias
 
@@ -72,31 +73,15 @@ def _affine(instance_dims: int, **others: Any) -> LayerKind:
     return LayerKind(lambda layer, x: instance_dims, _without_bias(instance_dims), form="affine", **others)
 
 
-def _image(layer: Any) -> tuple[int, ...]:
-    """The shape of an input that is large enough for a convolution."""
-    settings = zip(layer.dilation, layer.kernel_size, layer.stride, strict=True)
-    return (2, layer.in_channels, *(2 * gap * k + stride for gap, k, stride in settings))
-
-
-def least_extents(layer: Any, lengths: Iterable[int]) -> list[int]:
-    """How large a transposed convolution's output is at least, for an input of these lengths."""
-    settings = zip(lengths, layer.stride, layer.padding, layer.dilation, layer.kernel_size, strict=True)
-    return [(n - 1) * stride - 2 * pad + gap * (k - 1) + 1 for n, stride, pad, gap, k in settings]
-
-
-def _output_size(layer: Any, x: Tensor, shape: torch.Size) -> dict[str, Any]:
-    """What to ask a transposed convolution for; nothing for its usual size, which torch may refuse to be asked for."""
-    least = least_extents(layer, x.shape[-len(layer.kernel_size) :])
-    asked = list(shape[-len(least) :])
-    usual = [n + more for n, more in zip(least, layer.output_padding, strict=True)]
-    return {} if asked == usual else {"output_size": asked}
-
-
 def _transposed_convolution(instance_dims: int) -> LayerKind:
     # Its weight is laid out as (inputs, outputs / groups, ...). It has several possible output sizes, and was told
     # which of them to take.
     return _affine(
-        instance_dims, linear_map="TransposedConvolution", units=1, forward_arguments=_output_size, input_shape=_image
+        instance_dims,
+        linear_map="TransposedConvolution",
+        units=1,
+        forward_arguments=convolutions.output_size,
+        input_shape=convolutions.enough_input,
     )
 
 
@@ -159,9 +144,9 @@ def _over_last_dimensions(normalised: Callable[[Any, Tensor], Tensor]) -> LayerK
 # A type of an optional dependency is named by its path, so that nothing has to be imported for it.
 KINDS: dict[type[nn.Module] | str, LayerKind] = {
     nn.Linear: _affine(1, linear_map="Dense", input_shape=lambda layer: (2, layer.in_features)),
-    nn.Conv1d: _affine(2, linear_map="Convolution", input_shape=_image),
-    nn.Conv2d: _affine(3, linear_map="Convolution", input_shape=_image),
-    nn.Conv3d: _affine(4, linear_map="Convolution", input_shape=_image),
+    nn.Conv1d: _affine(2, linear_map="Convolution", input_shape=convolutions.enough_input),
+    nn.Conv2d: _affine(3, linear_map="Convolution", input_shape=convolutions.enough_input),
+    nn.Conv3d: _affine(4, linear_map="Convolution", input_shape=convolutions.enough_input),
     nn.ConvTranspose1d: _transposed_convolution(2),
     nn.ConvTranspose2d: _transposed_convolution(3),
     nn.ConvTranspose3d: _transposed_convolution(4),

@@ -57,8 +57,9 @@ def test_layers_have_the_norms_of_their_explicit_matrices(layer, shape):
     check(layer, shape)
 
 
-def test_settings_that_were_changed_since_a_convolution_was_made_count():
-    layer = nn.Conv2d(2, 3, 3, padding=1)
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
+def test_settings_that_were_changed_since_a_convolution_was_made_count(kind):
+    layer = kind(2, 3, 3, padding=1)
     layer.padding, layer.dilation, layer.stride = (2, 2), (2, 2), 1
     check(layer, (2, 6, 6))
 

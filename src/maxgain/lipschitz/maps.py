@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..convolutions import least_extents, settings
 from ..distributed import whole, whole_weights
 from ..errors import NormError, UnsupportedLayerError
 from ..functional import check_p
-from ..layers import FoundLayer, least_extents
+from ..layers import FoundLayer
 from ..torch_quirks import undisturbed
 from .absolute_sums import AbsoluteSums, sources
 
@@ -180,15 +180,14 @@ class Convolution(LinearMap):
 
     def _reads(self) -> list[Tensor]:
         """What each tap reads, along each dimension."""
-        m, dims = self.module, len(self.module.kernel_size)
-        # Settings may have been changed since the layer was made, to plain numbers too: as its forward reads them.
-        stride, dilation = _each(m.stride, dims), _each(m.dilation, dims)
+        m = self.module
         if m.padding_mode == "zeros" and not isinstance(m.padding, str):
-            paddings = [(pad, pad) for pad in _each(m.padding, dims)]
+            paddings = [(pad, pad) for pad in settings(m, "padding")[0]]
         else:
             ends = m._reversed_padding_repeated_twice[::-1]
             paddings = list(zip(ends[1::2], ends[::2], strict=True))
-        sizes = zip(self.input_shape[1:], m.kernel_size, stride, dilation, paddings, strict=True)
+        kernel, stride, dilation = settings(m, "kernel_size", "stride", "dilation")
+        sizes = zip(self.input_shape[1:], kernel, stride, dilation, paddings, strict=True)
         return [sources(*size, m.padding_mode) for size in sizes]
 
 
@@ -211,9 +210,9 @@ class TransposedConvolution(Convolution):
         return super()._largest_absolute_sum(rows=not rows)
 
     def _reads(self) -> list[Tensor]:
-        m = self.module
-        paddings = [(pad, pad) for pad in m.padding]
-        sizes = zip(self.output_shape[1:], m.kernel_size, m.stride, m.dilation, paddings, strict=True)
+        kernel, stride, dilation, pads = settings(self.module, "kernel_size", "stride", "dilation", "padding")
+        paddings = [(pad, pad) for pad in pads]
+        sizes = zip(self.output_shape[1:], kernel, stride, dilation, paddings, strict=True)
         return [sources(*size, "zeros")[:n] for size, n in zip(sizes, self.input_shape[1:], strict=True)]
 
 
@@ -244,11 +243,6 @@ def instance_sizes(layer: FoundLayer, x: Tensor, output: Tensor) -> Sizes:
     # What a registered layer returns may be anything, and nobody asks for its size.
     shaped = output if layer.kind.output_is_part else x
     return tuple(x.shape[-dims:]), tuple(shaped.shape[-dims:])
-
-
-def _each(setting: int | Sequence[int], dims: int) -> tuple[int, ...]:
-    """A setting of a convolution along each dimension."""
-    return (setting,) * dims if isinstance(setting, int) else tuple(setting)
 
 
 def length_of(v: Tensor) -> Tensor:
