@@ -212,7 +212,7 @@ def test_promise_21_ctrl_c_saves_wherever_it_comes(tmp_path: Path, uninterrupted
 
     def press(_: object) -> None:
         nonlocal presses
-        if chance.random() < 0.15:
+        if chance.random() < 0.25:
             presses += 1
             signal.raise_signal(signal.SIGINT)
 
