@@ -308,10 +308,7 @@ class Constraint(ABC):
         self._slipping.look(self._sizes, self._scales)
 
     def _divide_by_layer(self, share: Share, sizes: Tensor, bounds: Tensor, found_inf: Tensor | None) -> Tensor:
-        """The usual case, one size per layer: everything but the division itself is done for all layers at once.
-
-        Returns what each layer's weight was divided by.
-        """
+        """One size per layer, the usual case: all but the division is done for all at once. Returns the divisors."""
         factors = (sizes / bounds).clamp_min_(1.0)
         if found_inf is not None:
             factors = torch.where(found_inf > 0, torch.ones_like(factors), factors)
