@@ -2,8 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# What is imported gets compiled then; most of what is installed never is.
-PIP    := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
+PIP    := $(BIN)/pip install --quiet --constraint constraints.txt
 
 .PHONY: help demo test slow kernels torture lint docs bench hooks clean
 
