@@ -151,6 +151,12 @@ class Comparison:
         units = len(self.question.units)
         return {row.name: row.summary.mean for row in self.rows if row.summary and len(row.scores) == units}
 
+    @property
+    def highest(self) -> list[str]:
+        """The row with the highest of these means, or the rows that share it, but for rounding."""
+        means = self.comparable_means
+        return [name for name, mean in means.items() if round(max(means.values()) - mean, 12) == 0]
+
     def row(self, name: str) -> Row:
         """The row of that name."""
         return next(row for row in self.rows if row.name == name)

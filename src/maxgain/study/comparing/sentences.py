@@ -336,7 +336,7 @@ def _matrix(comparison: Comparison) -> Iterator[str]:
         return
     names = [row.name for row in comparison.rows]
     among = "" if len(means) == len(names) else f" of the rows that have a score on every {comparison.question.over}"
-    best, *equals = [name for name, mean in means.items() if round(max(means.values()) - mean, 12) == 0]
+    best, *equals = comparison.highest
     if equals:
         yield f"The rows {listed([best, *equals])} have the highest mean{among}."
         return

@@ -43,7 +43,6 @@ def comparison_section(name: str, comparison: Comparison, anchors: Mapping[str, 
     question, words = comparison.question, in_words(comparison)
     names = [row.name for row in comparison.rows]
     runs = {name: comparison.runs_of(name) for name in names}
-    means = comparison.comparable_means
     tests = [contrast.decided for contrast in comparison.contrasts]
     intervals = [test.simultaneous_interval for test in tests if test and test.simultaneous_interval]
     axis = drawing.forest_axis(intervals)
@@ -52,7 +51,7 @@ def comparison_section(name: str, comparison: Comparison, anchors: Mapping[str, 
         "name": name,
         "comparison": comparison,
         "words": words,
-        "best": [name for name, mean in means.items() if mean == max(means.values())] if len(means) > 1 else [],
+        "best": comparison.highest if len(comparison.comparable_means) > 1 else [],
         "rows": [{"row": row, **_numbers(comparison, row)} for row in comparison.rows],
         "contrasts": [
             {"contrast": contrast, "sentence": sentence, "forest": _forest(axis, contrast)}
