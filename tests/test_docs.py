@@ -106,6 +106,23 @@ def test_what_ranks_take_to_exchange_bytes_is_what_was_recorded():
         assert f"| {int(size):,} | {' | '.join(cells)} |" in page
 
 
+def test_the_ratchet_on_cifar10_is_what_was_recorded():
+    page = (DOCS / "ratchet.md").read_text(encoding="utf-8")
+    shown = page.partition("<!-- records: ratchet -->")[2].partition("<!-- end -->")[0]
+    searched = {run["config"]["regulariser"]: run for run in records("tuning/cifar10.jsonl")}
+    (released,) = records("ratchet/cifar10.jsonl")
+    tight, loose = searched["maxgain=1.5"], searched["maxgain=2"]
+    assert released["config"] == tight["config"] | {"strength": "rate"}
+    for name, run in {"γ = 1.5": tight, "γ = 1.5 and `strength='rate'`": released, "γ = 2": loose}.items():
+        epochs = [run["history"][epoch - 1] for epoch in (100, 120, 122, 130, 140)]
+        losses = [f"{epoch['train_loss']:.4f}" for epoch in epochs]
+        gains = [f"{mean(epoch['max_gain'].values()):.3f}" for epoch in epochs]
+        assert f"| {name}, training loss | {' | '.join(losses)} |" in shown
+        assert f"| {name}, gain | {' | '.join(gains)} |" in shown
+        accuracies = [f"{100 * epoch['validation_accuracy']:.1f} %" for epoch in epochs]
+        assert f"| {name}, validation accuracy | {' | '.join(accuracies)} |" in shown
+
+
 def test_how_gamma_was_chosen_on_cifar10_is_what_was_recorded():
     page = (DOCS / "choosing-gamma.md").read_text(encoding="utf-8")
     shown = page.partition("<!-- records: choosing-gamma -->")[2].partition("<!-- end -->")[0].replace("*", "")

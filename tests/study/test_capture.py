@@ -13,7 +13,7 @@ from maxgain.study.cli import app as cli
 from maxgain.study.comparing import records
 from maxgain.study.data.splits import Dataset
 from maxgain.study.recipes import RECIPES, Recipe
-from maxgain.study.training import DivergedError, Training, train
+from maxgain.study.training import DivergedError, Training, to_float, train
 
 CPU = torch.device("cpu")
 RECIPE = replace(RECIPES["digits"], epochs=2, fold=0, augment=True, learning_rate=0.01)
@@ -74,13 +74,27 @@ def test_captured_steps_train_as_plain_ones_do(digits: Dataset, regulariser: str
 
 @on_gpu
 @every_kind
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # by torch's own compiler
 def test_compiled_and_captured_steps_train_as_plain_ones_do_but_for_rounding(digits, regulariser, monkeypatch) -> None:
     monkeypatch.setattr(capture, "STEPS_WORTH_COMPILING", 1)
+    monkeypatch.setattr("torch._inductor.config.fallback_random", True)  # dropout draws what it draws in a plain step
     recipe = replace(RECIPE, regulariser=regulariser, learning_rate=0.001)
     plain, captured = (trained(recipe, digits, speed) for speed in (PLAIN, Speed()))
     assert captured.forward is not captured.model
-    for parameter, other in zip(plain.model.parameters(), captured.model.parameters(), strict=True):
-        assert (parameter - other).norm() < 0.05 * parameter.norm() + 0.01
+    # Not the parameters: the bias of a convolution before batch norm changes nothing, and only rounding moves it.
+    untrained, apart = (
+        (logits(other, digits) - logits(plain, digits)).norm()
+        for other in (Training(recipe, digits, torch.device("cuda")), captured)
+    )
+    assert apart < 0.1 * untrained
+
+
+def logits(training: Training, dataset: Dataset) -> Tensor:
+    """What the model says of all test images."""
+    training.model.eval()
+    with torch.no_grad():
+        said: Tensor = training.model(to_float(dataset.test.images.cuda()))
+    return said
 
 
 @on_gpu

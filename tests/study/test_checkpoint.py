@@ -18,7 +18,7 @@ from maxgain.study.recipes import RECIPES, Recipe
 from maxgain.study.regularisers import REGULARISERS
 from maxgain.study.run_files import CHECKPOINT
 from maxgain.study.runs import Place, Watcher, perform
-from maxgain.study.training import Training
+from maxgain.study.training import MEMORY_FORMATS, Training
 
 CPU = torch.device("cpu")
 RECIPE = replace(
@@ -72,6 +72,22 @@ def test_promise_14_a_loaded_training_steps_to_the_same_bits(tmp_path, digits, c
         second.step()
     assert_same(everything(second), gone_on)
     assert second.epoch == first.epoch
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_what_an_optimiser_keeps_lies_in_memory_as_its_parameters_do_after_loading(
+    tmp_path, digits, monkeypatch, optimiser
+) -> None:
+    # As on a GPU, whose fused optimisers refuse anything else.
+    monkeypatch.setitem(MEMORY_FORMATS, "cpu", torch.channels_last)
+    recipe = replace(RECIPE, network="cnn", optimiser=optimiser)
+    checkpoint.save(tmp_path / "c", begun(recipe, digits, steps=2), [])
+    training = Training(recipe, digits, CPU)
+    checkpoint.load(tmp_path / "c", training)
+    strides = {parameter.stride() for parameter in training.model.parameters()}
+    assert any(len(stride) == 4 and stride[1] == 1 < stride[3] for stride in strides)
+    for parameter, kept in training.optimiser.state.items():
+        assert {value.stride() for name, value in kept.items() if name != "step"} == {parameter.stride()}
 
 
 def test_the_learning_rate_still_follows_the_schedule_after_loading(tmp_path, digits) -> None:

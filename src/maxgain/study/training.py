@@ -179,6 +179,8 @@ class Training:
         states: dict[int, dict[str, Tensor]] = {}
         for name, tensor in _under("optimiser.", tensors).items():
             index, _, field = name.partition(".")
+            if field != "step":  # a GPU's optimisers want it to lie in memory as the parameter does
+                tensor = torch.empty_like(self._optimised[int(index)]).copy_(tensor)
             states.setdefault(int(index), {})[field] = tensor
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": states, "param_groups": groups})
@@ -197,7 +199,7 @@ class Training:
     def _expect_own(self, tensors: Mapping[str, Tensor]) -> None:
         """`KeyError` or `ValueError` where tensors are not those of a training like this one, or nowhere in it."""
         own = {name: tensor for name, tensor in self.state().items() if name.startswith(("model.", "loop.", "rng."))}
-        parameters = dict(enumerate(one for group in self.optimiser.param_groups for one in group["params"]))
+        parameters = dict(enumerate(self._optimised))
         for index in {name.partition(".")[0] for name in _under("optimiser.", tensors)}:
             for field in OPTIMISER_STATE[self.recipe.optimiser]:
                 # A count of steps is one number, and all else is as large as what is optimised.
@@ -211,6 +213,11 @@ class Training:
         is_within = order.min() >= 0 and order.max() < len(order) and 0 <= epoch <= self.recipe.epochs
         if not is_within or not 0 <= position <= self.steps_per_epoch * self.batch_size:
             raise ValueError("it is nowhere in a training")
+
+    @property
+    def _optimised(self) -> list[nn.Parameter]:
+        """The parameters, in the order in which the optimiser counts them."""
+        return [parameter for group in self.optimiser.param_groups for parameter in group["params"]]
 
     def _loop(self) -> dict[str, Tensor]:
         """What the steps of an epoch change, apart from the model."""
