@@ -53,7 +53,10 @@ class Row:
     lowest: float
     highest: float
     memory: float | None
-    """The ratio of the peaks of a GPU's memory in a step, of what such a network keeps between steps too."""
+    """The ratio of the peaks of a GPU's memory in a step, of what such a network keeps between steps too.
+
+    None on a CPU, and of reduce-overhead: its graphs have memory of their own, which torch counts in no replay.
+    """
 
 
 def measure(settings: Settings) -> Iterator[dict[str, Any]]:
@@ -98,13 +101,13 @@ def compared(name: str, network: Network, mode: str, settings: Settings, only: t
         # up on code that it has compiled for a few models.
         torch._dynamo.reset()
         torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MOST_COMPILED
-    on_gpu = settings.device.type == "cuda"
-    if on_gpu:
+    has_peaks = settings.device.type == "cuda" and mode != "reduce-overhead"
+    if has_peaks:
         make_step(network, WITHOUT, "eager", settings.device)()  # libraries keep memory from their first use on
     peaks: dict[str, float] = {}
     steps: dict[str, Step] = {}
     for variant in names:
-        peak = Peak() if on_gpu else None
+        peak = Peak() if has_peaks else None
         steps[variant] = make_step(network, variant, mode, settings.device, peak)
         peaks[variant] = peak.bytes if peak else 1.0
     turns = [
@@ -121,7 +124,7 @@ def compared(name: str, network: Network, mode: str, settings: Settings, only: t
             statistics.median(ratios),
             ratios[0],
             ratios[-1],
-            peaks[variant] / peaks[WITHOUT] if on_gpu else None,
+            peaks[variant] / peaks[WITHOUT] if has_peaks else None,
         )
 
 
