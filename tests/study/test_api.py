@@ -191,7 +191,7 @@ def test_a_stopped_run_is_saved_and_raises_what_python_raises(data, tmp_path, mo
 
 def test_what_makes_no_sense_is_said_in_pythons_words(data, tmp_path) -> None:
     images, labels = part(4)
-    with pytest.raises(DataError, match=r"numbers from 0 to 1, not torch.float32 with others"):
+    with pytest.raises(DataError, match=r"fractions from 0 to 1, and here torch.float32 goes from"):
         dataset("mine", (images.float(), labels), part(2))
     with pytest.raises(DataError, match="2 images and labels of shape"):
         dataset("mine", (images[:2], torch.zeros(3)), part(2))

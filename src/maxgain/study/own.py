@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,11 +15,12 @@ from torch import Tensor, nn
 
 from maxgain.errors import DataError, MaxGainError, RecipeError
 
+from .data.images import levels
 from .data.splits import Dataset, Split, cut, stratified_order
 from .data.table import DATASETS
 from .files import is_text
 from .models import NETWORKS, Shape
-from .wording import clause
+from .wording import clause, counted
 
 Network = str | Callable[..., nn.Module]
 """A name that 'maxgain list networks' shows, or a function from the images' shape and the number of classes.
@@ -29,6 +31,8 @@ any, and `dropout`, None or a function from a rate to a layer.
 Part = Any
 """Images with labels: a pair (images, labels), or a data set of torch, whose items are such pairs."""
 MOST_CLASSES = 100_000
+MOST_CHANNELS = 4
+"""That a picture has."""
 
 LONGEST_NAME = 60
 HELD_OUT = 0.2
@@ -42,10 +46,11 @@ def dataset(
     validation: Part | None = None,
     classes: Sequence[str] | None = None,
 ) -> Dataset:
-    """A data set of your own: bytes from 0 to 255 or numbers from 0 to 1, and labels from 0 on.
+    """A data set of your own: whole numbers from 0 to 255 or fractions from 0 to 1, and labels from 0 on.
 
     Each part is a pair of tensors or arrays, images (N, C, H, W) and labels (N), or a `torch.utils.data.Dataset` whose
-    items are an image, as a tensor (C, H, W) or from Pillow, and its label. Images are kept as bytes.
+    items are an image, as a tensor (C, H, W), an array (H, W, C) or from Pillow, and its label. Images are copied, as
+    bytes.
 
     Args:
         name: What it is called in records and on pages.
@@ -103,7 +108,12 @@ def _expect_name(name: Any) -> None:
 def _names(classes: Any) -> tuple[str, ...]:
     if isinstance(classes, str) or not isinstance(classes, Sequence):
         raise DataError(f"classes must be the names of the classes in their order, not {classes!r:.60}.")
-    return tuple(map(str, classes))
+    names = tuple(map(str, classes))
+    if len(names) < 2:
+        raise DataError(f"there is {counted(len(names), 'class', 'es')}, and nothing to tell apart.")
+    if strange := [name for name in names if not is_text(name)]:
+        raise DataError(f"{strange[0]!a:.60} cannot be the name of a class.")
+    return names
 
 
 def _expect_alike(parts: dict[str, Split]) -> None:
@@ -113,6 +123,13 @@ def _expect_alike(parts: dict[str, Split]) -> None:
             raise DataError(f"the {name} part has no images.")
         if shapes[name] != shapes["train"]:
             raise DataError(f"the {name} images are {shapes[name]}, and the training images {shapes['train']}.")
+    channels, height, width = shapes["train"]
+    if width <= MOST_CHANNELS < min(channels, height):
+        warnings.warn(
+            f"the images have {channels} channels and are {height}×{width} pixels large. If they are {channels}×{height} "
+            f"pixels with {width} channels, which come last: make them (N, C, H, W), by permute(0, 3, 1, 2).",
+            stacklevel=3,
+        )
 
 
 def _split(part: str, given: Part) -> Split:
@@ -125,11 +142,8 @@ def _split(part: str, given: Part) -> Split:
         raise DataError(
             f"the {part} part must be a pair (images, labels) or a data set of torch, not {type(given).__name__}."
         )
-    try:
-        images, labels = torch.as_tensor(images).cpu(), torch.as_tensor(labels).cpu()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"the {part} part is not made of numbers: {clause(error)}.") from error
-    if images.dim() != 4:
+    images, labels = _numbers(f"{part} images", images), _numbers(f"{part} labels", labels)
+    if images.dim() != 4 or 0 in images.shape[1:]:
         raise DataError(f"the {part} images must have the shape (N, C, H, W), not {tuple(images.shape)}.")
     if labels.dim() != 1 or len(images) != len(labels):
         raise DataError(
@@ -138,34 +152,75 @@ def _split(part: str, given: Part) -> Split:
     return Split(_bytes(part, images), _whole(part, labels))
 
 
-def _items(part: str, given: Any) -> tuple[Tensor, list[int]]:
-    """All items of a data set of torch."""
+def _numbers(what: str, given: Any) -> Tensor:
+    """The numbers in memory of their own, so that nobody changes them later: of a tensor, an array or a table."""
     try:
-        pairs = [given[number] for number in range(len(given))]
-        images = [_image(image) for image, _ in pairs]
-        labels = [int(label) for _, label in pairs]
-        return torch.stack(images) if images else torch.empty(0, 1, 1, 1), labels
-    except (TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:
-        raise DataError(f"the {part} part's items must be pairs of an image and a label: {clause(error)}.") from error
+        if isinstance(given, Tensor):
+            if given.is_nested or given.layout != torch.strided:
+                raise TypeError("a tensor is sparse or nested")
+            return given.detach().cpu().clone(memory_format=torch.contiguous_format)
+        array = np.asarray(given)
+        if array.dtype.kind not in "biuf":
+            raise TypeError(f"they are of numpy's type {array.dtype}")
+        # Arrays may be turned round, or have the bytes of another machine's numbers, which torch does not take.
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"the {what} are not numbers that can be used: {clause(error)}.") from error
+
+
+def _items(part: str, given: Any) -> tuple[Tensor, Tensor]:
+    """All items of a data set of torch."""
+    images, labels = [], []
+    for number in range(_length(part, given)):
+        try:
+            image, label = given[number]
+            images.append(_image(image))
+            labels.append(float(label))
+            if images[-1].shape != images[0].shape:
+                raise ValueError(f"its shape is {tuple(images[-1].shape)}, and the first's {tuple(images[0].shape)}")
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever somebody's own code may raise
+            raise DataError(
+                f"the {part} part's items must be pairs of an image and a label, all images alike, and number {number} "
+                f"is not: {type(error).__name__}: {clause(error)}."
+            ) from error
+    return torch.stack(images) if images else torch.empty(0, 1, 1, 1), torch.tensor(labels, dtype=torch.float64)
+
+
+def _length(part: str, given: Any) -> int:
+    try:
+        return len(given)
+    except Exception as error:  # whatever somebody's own code may raise
+        said = f"the {part} part does not tell how long it is: {type(error).__name__}: {clause(error)}."
+        raise DataError(said) from error
 
 
 def _image(image: Any) -> Tensor:
-    """A tensor as it is; an array (H, W) or (H, W, C), as Pillow's images become, with the channels first."""
+    """A tensor as it is; a picture of Pillow's, or an array (H, W) or (H, W, C), with the channels first."""
     if isinstance(image, Tensor):
         return image
-    pixels = torch.as_tensor(np.array(image))
-    return pixels[None] if pixels.dim() == 2 else pixels.permute(2, 0, 1)
+    pixels = _numbers("pixels", levels(image) if hasattr(image, "getbands") else image)
+    if pixels.dim() == 2:
+        return pixels[None]
+    if pixels.dim() != 3 or (pixels.shape[2] > MOST_CHANNELS >= pixels.shape[0]):
+        raise ValueError(f"an array of the shape {tuple(pixels.shape)} is not (H, W, C): make a tensor (C, H, W) of it")
+    return pixels.permute(2, 0, 1)
 
 
 def _bytes(part: str, images: Tensor) -> Tensor:
-    if images.dtype == torch.uint8:
-        return images.contiguous()
-    if not images.is_floating_point() or not bool(((images >= 0) & (images <= 1)).all()):
-        raise DataError(
-            f"the {part} images must be bytes from 0 to 255 (torch.uint8) or numbers from 0 to 1, not {images.dtype} "
-            "with others among them."
-        )
-    return (images * 255).round().to(torch.uint8).contiguous()
+    if images.dtype == torch.uint8 or not len(images):
+        return images.to(torch.uint8)
+    comparable = images if images.is_floating_point() else images.long()  # torch cannot compare all kinds of integers
+    least, most = comparable.amin().item(), comparable.amax().item()
+    if images.is_floating_point() and 0 <= least and most <= 1:
+        return (images * 255).round().to(torch.uint8)
+    if not images.is_floating_point() and images.dtype != torch.bool and 0 <= least and most <= 255:
+        return images.to(torch.uint8)
+    raise DataError(
+        f"the {part} images must be whole numbers from 0 to 255 or fractions from 0 to 1, and here {images.dtype} goes "
+        f"from {least} to {most}."
+    )
 
 
 def _whole(part: str, labels: Tensor) -> Tensor:

@@ -49,6 +49,26 @@ def test_a_folder_without_a_split_is_cut_the_same_way_every_time(tmp_path):
     assert torch.equal(data.train.images, again.train.images)
 
 
+def test_pictures_with_sixteen_bits_per_pixel_keep_their_shades(tmp_path):
+    """Pillow alone would make everything from 255 of 65,535 on white."""
+    shades = np.linspace(0, 65535, 16).astype(np.uint16).reshape(4, 4)
+    for part in ("train", "val", "test"):
+        for name in ("a.png", "b.tif"):
+            (tmp_path / part / name[0]).mkdir(parents=True)
+            Image.fromarray(shades).save(tmp_path / part / name[0] / name)
+    for image in datasets.load("folder", tmp_path, size=4).train.images:
+        assert (image == torch.tensor((shades // 257).astype(np.uint8))).all()
+
+
+def test_pictures_of_which_nobody_knows_what_is_white_are_refused(tmp_path):
+    for name in ("cat", "dog"):
+        for i in range(10):
+            picture(tmp_path / name / f"{i}.png")
+    Image.new("F", (4, 4), 0.5).save(tmp_path / "cat" / "0.tif")
+    with pytest.raises(DataError, match=r"0\.tif cannot be read .* 32 bits, of which none is known to be white"):
+        datasets.load("folder", tmp_path, size=4)
+
+
 def test_the_central_square_of_a_picture_is_kept(tmp_path, rng):
     """The smaller side is 8 already, so that nothing is resized and pixels can be compared."""
     pixels = rng.integers(0, 256, (8, 14, 3), dtype=np.uint8)

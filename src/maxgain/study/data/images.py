@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from maxgain.errors import DataError, FileError
 
 from .. import memory, reading
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 # Without this list a file is given to whichever decoder takes it, whatever it is called: EPS starts Ghostscript.
@@ -52,7 +55,7 @@ def read(path: Path, side: int) -> NDArray[np.uint8]:
     try:
         with reading.opened(path, LARGEST_FILE) as content, Image.open(content, formats=FORMATS) as file:
             width, height = _resized(path, file.size, side)
-            image = file.convert("RGB")
+            image = levels(file).convert("RGB")
     except MemoryError:
         raise
     except (DataError, FileError) as error:
@@ -63,6 +66,21 @@ def read(path: Path, side: int) -> NDArray[np.uint8]:
     left, top = (width - side) // 2, (height - side) // 2
     square = image.resize((width, height), Image.Resampling.LANCZOS).crop((left, top, left + side, top + side))
     return np.asarray(square).transpose(2, 0, 1)
+
+
+def levels(image: "Image.Image") -> "Image.Image":
+    """The picture with a byte for each level of grey or colour; `ValueError` where nobody knows which number is white.
+
+    By itself Pillow cuts off at 255 what has 16 bits per pixel, so that nearly all of it is white, and a picture with a
+    palette is, as an array, made of the numbers of its colours.
+    """
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        return Image.fromarray((np.asarray(image).astype(np.uint32) // 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError("its pixels are numbers of 32 bits, of which none is known to be white: save it with 8 or 16")
+    return image.convert({"1": "L", "P": "RGB", "PA": "RGBA"}.get(image.mode, image.mode))
 
 
 def read_all(paths: Sequence[Path], side: int) -> Iterator[NDArray[np.uint8]]:
