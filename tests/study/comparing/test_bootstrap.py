@@ -29,7 +29,7 @@ def components(differences):
 
 def test_the_same_images_for_all_runs_give_the_variance_of_a_crossed_table():
     differences = crossed(20, 800, of_runs=0.01, of_images=0.3, noise=0.1)
-    found = bootstrap(differences, same_images=True)
+    found = bootstrap(differences)
     # A bootstrap of 20 runs has 19/20 of their variance; its own error with 2,000 draws is 2 %.
     assert found.standard_error == pytest.approx(np.sqrt(components(differences)), rel=0.06)
     table = np.stack(differences)
@@ -43,21 +43,9 @@ def test_the_same_images_for_all_runs_give_the_variance_of_a_crossed_table():
 def test_the_images_add_to_what_the_runs_spread():
     differences = crossed(10, 500, of_runs=0.005, of_images=0.4, noise=0.2)
     of_runs = np.stack(differences).mean(axis=1).std(ddof=1) / np.sqrt(10)
-    assert bootstrap(differences, same_images=True).standard_error > 2 * of_runs
-
-
-def test_folds_have_images_of_their_own():
-    random = np.random.default_rng(3)
-    differences = [random.normal(mean, 0.3, 60 + fold) for fold, mean in enumerate(random.normal(0.02, 0.05, 12))]
-    found = bootstrap(differences, same_images=False)
-    means = np.array([values.mean() for values in differences])
-    within = np.mean([values.var() / len(values) for values in differences])
-    # Drawn folds spread as the means of the folds do, and drawn images within them add their own part.
-    assert found.standard_error == pytest.approx(np.sqrt((means.var() + within) / 12), rel=0.06)
-    assert found.images_alone == pytest.approx(np.sqrt(within / 12), rel=0.06)
-    assert found.images == sum(range(60, 72))
+    assert bootstrap(differences).standard_error > 2 * of_runs
 
 
 def test_the_draws_are_the_same_every_time():
     differences = crossed(3, 50, of_runs=0.1, of_images=0.1, noise=0.1)
-    assert bootstrap(differences, same_images=True) == bootstrap(differences, same_images=True)
+    assert bootstrap(differences) == bootstrap(differences)

@@ -184,6 +184,8 @@ def test_folds_have_numbers_of_their_own(tmp_path):
     text = section(made(tmp_path), "SINS-10's protocol")
     assert "| maxgain+batchnorm | 1.5 | 2 | 3 | 4 | 6 | 1.5 | 2 | 3 | 4 | 6 |" in text
     assert "paired t-test on disjoint folds" in text
+    assert "Every fold has test images of its own" in text
+    assert "ootstrap" not in text
     assert "above the paper" not in text, "the data are others"
 
 

@@ -94,7 +94,7 @@ class Contrast:
     welch: Difference | None
     """Without pairing, as a check; None where training sets overlap, for which it has no correction."""
     bootstrap: Bootstrap | None
-    """With the test set's own sampling error, where the runs' predictions were kept."""
+    """With the test set's own sampling error, over seeds on one split, where the runs' predictions were kept."""
 
 
 @dataclass(frozen=True)
@@ -389,12 +389,9 @@ def _bootstrap(
     found: Mapping[str | None, Record],
     correct: Callable[[Record], Correct | None],
 ) -> Bootstrap | None:
-    """The contrast with test images drawn anew, where all its runs' predictions are there.
-
-    Where training sets overlap it is not made: it would take the runs for independent.
-    """
+    """The contrast with test images drawn anew, where all runs have the same ones and their predictions are there."""
     units = _common(scores, pair)
-    if len(units) < 2 or question.design.overlap:
+    if len(units) < 2 or question.over == "fold":
         return None
     differences = []
     for unit in units:
@@ -408,4 +405,4 @@ def _bootstrap(
         if shares[0].shape != shares[1].shape:
             return None
         differences.append(shares[0] - shares[1])
-    return bootstrap(differences, same_images=question.over == "seed")
+    return bootstrap(differences)

@@ -26,7 +26,7 @@ class Words:
     choices: tuple[str, ...]
     """Which numbers were chosen, per row that had any to choose."""
     sampling: tuple[str, ...]
-    """What the test set's own sampling error adds, per contrast that it is known for."""
+    """What the test set's own sampling error adds over seeds on one split, per contrast that it is known for."""
     matrix: tuple[str, ...]
     """What the matrix of all rows shows."""
     gaps: tuple[str, ...]

@@ -170,10 +170,17 @@ def _rows_and_contrasts(state: State, show: Show) -> Iterator[str]:
 
 def _sampling(comparison: Comparison, sentences: Sequence[str]) -> Iterator[str]:
     """What other test images might have changed, and for which contrasts nobody can tell."""
+    if comparison.question.over == "fold":
+        yield (
+            "Every fold has test images of its own, so what other images might have changed is in the spread that the "
+            "tests above go by."
+        )
+        return
     if sentences:
         yield (
             "The tests above take the test images as given. They are a sample too: a bootstrap that draws runs and "
-            "test images anew, with replacement, shows how far off a difference may be. No verdict rests on it."
+            "test images anew, with replacement, shows how far off a difference may be, and errs on the cautious side. "
+            "No verdict rests on it."
         )
         yield _bullets(f"{sentence}." for sentence in sentences)
     without = [_named(pair) for pair in comparison.contrasts if pair.bootstrap is None]

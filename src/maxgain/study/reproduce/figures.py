@@ -146,13 +146,15 @@ def choices(state: State) -> Figure:
             if len(folds) > 1:
                 panel.plot(*_mean(list(folds.values()), name, unit), linewidth=1.6, label=row, **style)
     symbols = dict.fromkeys("γ" if "maxgain" in row else "λ" for row in begun)
+    by_fold = any(len(folds) > 1 for folds in begun.values())
+    lines = "; thin: folds, thick: their mean; ring: chosen" if by_fold else "; a ring marks what was chosen"
     for panel, title in zip(panels, ("validation accuracy, %", "validation loss, nats"), strict=True):
         _plain(panel)
         panel.set_xscale("log")
         ticks = sorted({value for folds in begun.values() for curve in folds.values() for value, _ in curve})
         panel.set_xticks(ticks, _uncrowded(ticks))
         panel.minorticks_off()
-        panel.set_xlabel(" or ".join(symbols) + "; a ring marks what was chosen")
+        panel.set_xlabel(" or ".join(symbols) + lines)
         panel.set_title(title, loc="left", fontsize=10)
     _legend(figure, panels[0], columns=4)
     return figure
