@@ -410,6 +410,7 @@ def test_all_ranks_divide_by_the_largest_norm_of_any(monkeypatch):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @each_p
 def test_on_a_gpu_a_step_never_waits_and_can_be_captured(p):
     model = net().cuda()

@@ -165,7 +165,7 @@ class Convolution(LinearMap):
     def __init__(self, layer: FoundLayer, sizes: Sizes, dtype: torch.dtype) -> None:
         super().__init__(layer, sizes, dtype)
         self.module = layer.module
-        self._sums: dict[bool, AbsoluteSums] = {}
+        self._sums: dict[tuple[bool, torch.device], AbsoluteSums] = {}
 
     def apply(self, x: Tensor) -> Tensor:
         """``Wx`` of a batch of instances."""
@@ -174,9 +174,10 @@ class Convolution(LinearMap):
 
     def _largest_absolute_sum(self, *, rows: bool) -> Tensor:
         weight = self.weight
-        if rows not in self._sums:
-            self._sums[rows] = AbsoluteSums.of(self._reads(), self.module.groups, weight, rows=rows)
-        return self._sums[rows].largest(weight)
+        which = rows, weight.device  # the model may be moved
+        if which not in self._sums:
+            self._sums[which] = AbsoluteSums.of(self._reads(), self.module.groups, weight, rows=rows)
+        return self._sums[which].largest(weight)
 
     def _reads(self) -> list[Tensor]:
         """What each tap reads, along each dimension."""

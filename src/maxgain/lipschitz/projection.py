@@ -101,11 +101,11 @@ class Lipschitz(Constraint):
             sizes = [norm.estimate().to(device, self._dtype) for norm in norms]
             return torch.stack(sizes), [norm.newest for norm in norms]
 
-        known = [norm.addresses() for norm in norms] if device.type == "cuda" else [None]
+        known = [norm.addresses(device) for norm in norms] if device.type == "cuda" else [None]
         if None in known or torch_quirks.is_capturing(device):
             sizes, _ = estimates()
         else:
-            sizes, newest = self._replayed(tuple(known), estimates)
+            sizes, newest = self._replayed(device, tuple(known), estimates)
             for norm, vectors in zip(norms, newest, strict=True):
                 norm.newest = vectors
         return self._sharing.largest(sizes, self.process_group, self._names)
@@ -130,6 +130,8 @@ class Lipschitz(Constraint):
             for norm, (vectors, sizes) in zip(self._norms, before, strict=True):
                 norm.vectors, norm.sizes = vectors, sizes
             raise
+        for norm, (vectors, _) in zip(self._norms, before, strict=True):
+            norm.stay_in(vectors)
 
 
 @dataclass(eq=False)
@@ -217,10 +219,10 @@ class FollowedNorm:
         self.vectors = self.vectors.to(self.layer.weight.device)
         return self.vectors
 
-    def addresses(self) -> tuple[object, ...] | None:
+    def addresses(self, device: torch.device) -> tuple[object, ...] | None:
         """The addresses of all that an estimate reads; None if it does more than compute with tensors on this GPU."""
         weight = self.layer.weight
-        if type(weight) is not nn.Parameter or not weight.is_cuda or isinstance(self.map, OwnForward):
+        if type(weight) is not nn.Parameter or weight.device != device or isinstance(self.map, OwnForward):
             return None
         tensors = [weight, self.vectors, *self.layer.module._buffers.values()]
         return self.sizes, id(self.map), *(0 if tensor is None else tensor.data_ptr() for tensor in tensors)
@@ -247,6 +249,12 @@ class FollowedNorm:
                 raise StateError(f"the state's {f'{name}.vectors'!r} has {found}, where {expected}.")
             vectors = vectors.to(self.layer.weight.device, self.dtype, copy=True)
         self.vectors = vectors
+
+    def stay_in(self, place: Tensor | None) -> None:
+        """Keep the vectors in the tensor that they were in, if they fit: a captured step's replays know its address."""
+        if place is not None and self.vectors is not None:
+            if (place.shape, place.device) == (self.vectors.shape, self.vectors.device):
+                self.vectors = place.copy_(self.vectors)
 
     def _checked_sizes(self, name: str, found: Any) -> Sizes:
         """The sizes of an input and an output that can be those of this layer."""
