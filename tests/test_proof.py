@@ -163,6 +163,15 @@ def test_promise_16_a_forward_with_more_arguments_is_tried_with_those_of_its_fir
         train(model, torch.randn(4, 6), constraint=MaxGain(model, 0.05, measure="fresh"))
 
 
+def test_promise_16_an_empty_batch_is_no_call_to_try_a_layer_by():
+    """As an expert that no token went to at first."""
+    model = nn.Sequential(Scaled(6, 4))
+    constraint = MaxGain(model, 0.05)
+    model(torch.zeros(0, 6))
+    train(model, torch.randn(4, 6), constraint=constraint)
+    assert constraint.gains["0"] == pytest.approx(0.05, rel=1e-4)
+
+
 def test_promise_05_what_a_layer_was_given_besides_its_input_is_not_kept_beyond_the_first_step():
     model = Pair()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -110,8 +110,8 @@ class Proof:
         self._keywords: dict[str, Any] = {}
 
     def note(self, x: Any, output: Any, others: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """Of the first call: the shape of its input, and what it was given besides."""
-        if self._shape is None and isinstance(x, Tensor):
+        """Of the first call that shows anything: the shape of its input, and what it was given besides."""
+        if self._shape is None and isinstance(x, Tensor) and x.numel():
             self._others, self._keywords = others, keywords
             # Two instances are enough, unless each was given something else besides, or they are normalised together.
             all_of_them = others or keywords or x.dim() < 2 or not self.layer.kind.needs_output

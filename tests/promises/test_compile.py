@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.utils import counters
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from maxgain import Lipschitz, MaxGain
 from maxgain.errors import UnsupportedLayerError
@@ -340,6 +341,18 @@ def test_promise_12_activation_checkpointing_changes_no_gain(reentrant: bool, co
     # Otherwise torch refuses that a checkpointed region keeps its inputs, and names this as the way out.
     with torch._dynamo.config.patch(skip_fwd_side_effects_in_bwd_under_checkpoint=measure == "fresh"):
         assert_same_training(train(model, call, measure=measure), train(plain, plain, measure=measure))
+
+
+@pytest.mark.parametrize("kept", ["", "norm", "mm"])
+def test_promise_12_what_selective_checkpointing_keeps_is_the_models_alone(kept: str) -> None:
+    def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if kept in str(operation) else CheckpointPolicy.PREFER_RECOMPUTE
+
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(3 * 36, 8), nn.Tanh(), nn.Linear(8, 5))
+    model = copy.deepcopy(plain)
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+    history = train(model, lambda x: checkpoint(model, x, use_reentrant=False, context_fn=contexts))
+    assert_same_training(history, train(plain, plain))
 
 
 @each_measure
