@@ -172,9 +172,12 @@ def torch_optimizer_in(optimizer: Any, layers: Sequence[FoundLayer]) -> Optimize
     """The torch optimiser that updates the weights: itself, or the one in a wrapper (Accelerate's, SAM, Lookahead)."""
     weights = {id(layer.weight) for layer in layers}
     while not type(optimizer).__module__.startswith("torch.optim."):  # those wrap nothing
-        held = parameters_of(optimizer) & weights if hasattr(optimizer, "param_groups") else set()
-        inside = torch_quirks.optimizers_in(optimizer)
-        same = [part for part in inside if (theirs := parameters_of(part) & weights) and theirs >= held]
+        held = parameters_of(optimizer) if hasattr(optimizer, "param_groups") else set()
+        # One whose own steps can be followed may do the rest of them elsewhere: ZeroRedundancyOptimizer, in other ranks.
+        if not _has_hooks(optimizer):
+            held &= weights
+        inside = [(part, parameters_of(part)) for part in torch_quirks.optimizers_in(optimizer)]
+        same = [part for part, theirs in inside if theirs & weights and theirs >= held]
         if len(same) != 1:
             break
         optimizer = same[0]
@@ -183,12 +186,16 @@ def torch_optimizer_in(optimizer: Any, layers: Sequence[FoundLayer]) -> Optimize
             f"attach() takes a torch.optim.Optimizer or a wrapper that holds one, not {type(optimizer).__name__}; "
             "with anything else call step() yourself after each update."
         )
-    if not hasattr(optimizer, "_optimizer_step_post_hooks"):
+    if not _has_hooks(optimizer):
         raise AttachError(
             f"this {type(optimizer).__name__} was made without torch.optim.Optimizer's __init__, so nothing can follow "
             "its steps: call super().__init__(params, defaults) in its own, or call step() yourself after each update."
         )
     return optimizer
+
+
+def _has_hooks(optimizer: Any) -> bool:
+    return isinstance(optimizer, Optimizer) and hasattr(optimizer, "_optimizer_step_post_hooks")
 
 
 def expect_usable(optimizer: Optimizer | None, model: nn.Module, layers: Sequence[FoundLayer]) -> None:

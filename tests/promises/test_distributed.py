@@ -71,6 +71,23 @@ def train(
     return {"parameters": parameters(model), "gains": gains, "local": local_gains, "scales": scales}
 
 
+def shard_the_optimiser(rank: int, alone: dist.ProcessGroup) -> Any:
+    """Each rank updates its part of the weights and sends it to the other; one rank has all that is constrained."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # which takes seconds
+
+    trained = []
+    for make in (partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.SGD), torch.optim.SGD):
+        replica = DistributedDataParallel(Net(extra=True))
+        optimiser = make(replica.parameters(), lr=0.1)
+        MaxGain(replica, gamma=GAMMA, include="module.dense").attach(optimiser)
+        for step in range(3):
+            optimiser.zero_grad()
+            replica(batch(rank, step)).square().mean().backward()
+            optimiser.step()
+        trained.append(parameters(replica))
+    return trained
+
+
 def a_layer_on_one_rank_only(rank: int, alone: dist.ProcessGroup) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it was measured by the first step, though not here
@@ -188,6 +205,7 @@ SCENARIOS: dict[str, Callable[[int, dist.ProcessGroup], Any]] = {
     "ddp": train,
     "ddp, wrapped": partial(train, wrapped=True),
     "ddp, fresh": partial(train, measure="fresh"),
+    "sharded optimiser": shard_the_optimiser,
     "one rank only": partial(train, only_rank_0=True),
     "one rank only, first step": a_layer_on_one_rank_only,
     "collectives": count_collectives,
@@ -242,6 +260,11 @@ def test_promise_13_a_wrapped_model_trains_as_its_module_does(ranks: Ranks) -> N
     inside, wrapped = ranks[0]["ddp"], ranks[0]["ddp, wrapped"]
     assert all(map(torch.equal, inside["parameters"], wrapped["parameters"]))
     assert list(wrapped["gains"][0]) == [f"module.{name}" for name in inside["gains"][0]]
+
+
+def test_promise_13_an_optimiser_whose_state_is_sharded_trains_as_a_whole_one_does(ranks: Ranks) -> None:
+    for sharded, whole in (rank["sharded optimiser"] for rank in ranks):
+        assert all(map(torch.equal, sharded, whole))
 
 
 def test_promise_13_a_layer_that_runs_on_one_rank_only_is_constrained_on_both(ranks: Ranks) -> None:
