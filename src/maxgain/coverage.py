@@ -168,13 +168,17 @@ def parameters_of(optimizer: Optimizer) -> set[int]:
     return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
+_HOOKS = "_optimizer_step_post_hooks"
+"""What an optimiser whose steps can be followed has."""
+
+
 def torch_optimizer_in(optimizer: Any, layers: Sequence[FoundLayer]) -> Optimizer:
     """The torch optimiser that updates the weights: itself, or the one in a wrapper (Accelerate's, SAM, Lookahead)."""
     weights = {id(layer.weight) for layer in layers}
     while not type(optimizer).__module__.startswith("torch.optim."):  # those wrap nothing
         held = parameters_of(optimizer) if hasattr(optimizer, "param_groups") else set()
-        # One whose own steps can be followed may do the rest of them elsewhere: ZeroRedundancyOptimizer, in other ranks.
-        if not _has_hooks(optimizer):
+        # One whose own steps can be followed may take parts of them elsewhere: ZeroRedundancyOptimizer, on other ranks.
+        if not hasattr(optimizer, _HOOKS):
             held &= weights
         inside = [(part, parameters_of(part)) for part in torch_quirks.optimizers_in(optimizer)]
         same = [part for part, theirs in inside if theirs & weights and theirs >= held]
@@ -186,16 +190,12 @@ def torch_optimizer_in(optimizer: Any, layers: Sequence[FoundLayer]) -> Optimize
             f"attach() takes a torch.optim.Optimizer or a wrapper that holds one, not {type(optimizer).__name__}; "
             "with anything else call step() yourself after each update."
         )
-    if not _has_hooks(optimizer):
+    if not hasattr(optimizer, _HOOKS):
         raise AttachError(
             f"this {type(optimizer).__name__} was made without torch.optim.Optimizer's __init__, so nothing can follow "
             "its steps: call super().__init__(params, defaults) in its own, or call step() yourself after each update."
         )
     return optimizer
-
-
-def _has_hooks(optimizer: Any) -> bool:
-    return isinstance(optimizer, Optimizer) and hasattr(optimizer, "_optimizer_step_post_hooks")
 
 
 def expect_usable(optimizer: Optimizer | None, model: nn.Module, layers: Sequence[FoundLayer]) -> None:

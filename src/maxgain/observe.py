@@ -131,21 +131,20 @@ class Hook(torch_quirks.ForwardHook):
             onward = torch_quirks.set_apart(output) if keeps and is_sequence else None
             self.observe(x, output)
             return onward
-        if not torch_quirks.is_simulated(x):
-            with torch_quirks.behind_modes():
-                self._look_at(module, args, kwargs, x, self._come_first(module, args, kwargs) if is_late else output)
-        return None
-
-    def _look_at(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], x: Any, output: Any
-    ) -> None:
-        """What a forward that is not compiled did, before anything has changed its output."""
+        if torch_quirks.is_simulated(x):
+            return None
+        if torch_quirks.count_modes():
+            with torch_quirks.without_modes():
+                self(module, args, *rest)
+            return None
         if self.note is not None:
             self.note(
                 x, output, args[1:], {name: value for name, value in kwargs.items() if args or name != self.first}
             )
         if module.training and "_is_replica" in vars(module):
             raise UnsupportedLayerError(refusal(self.layer, "measured", REPLICA))
+        if is_late:
+            output = self._come_first(module, args, kwargs)
         if self.look is not None:
             self.look()
         if type(x) is not Tensor or type(output) is not Tensor:
@@ -163,6 +162,7 @@ class Hook(torch_quirks.ForwardHook):
             )
             reason = reason or f"{whose} of its own, and {type(error).__name__}: {error}"
             raise UnsupportedLayerError(refusal(self.layer, "measured", reason)) from error
+        return None
 
     @torch.no_grad()
     def _come_first(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

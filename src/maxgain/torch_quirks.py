@@ -218,15 +218,13 @@ def is_simulated(x: Tensor) -> bool:
     )
 
 
-def behind_modes() -> contextlib.AbstractContextManager[Any]:
-    """Where no dispatch mode of somebody else's sees what is computed.
+count_modes, without_modes = torch._C._len_torch_dispatch_stack, _disable_current_modes
+"""How many dispatch modes of somebody else's see what is computed, and a context in which none does.
 
-    Selective activation checkpointing is one: it hands the results that it kept in the forward to the recomputation, in
-    the order of the operations, and refuses those that were changed since. A counter of operations is another. Seen on
-    torch 2.11 to 2.13. Guarded by tests/promises/test_compile.py.
-    """
-    is_there = torch._C._len_torch_dispatch_stack() > 0
-    return _disable_current_modes() if is_there else contextlib.nullcontext()
+Selective activation checkpointing is one: it hands the results that it kept in the forward to the recomputation, in the
+order of the operations, and refuses those that were changed since. A counter of operations is another. Seen on torch
+2.11 to 2.13. Guarded by tests/promises/test_compile.py.
+"""
 
 
 def is_transformed() -> bool:

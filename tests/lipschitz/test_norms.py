@@ -16,9 +16,10 @@ from torch.nn.utils.parametrizations import spectral_norm
 from transformers.pytorch_utils import Conv1D
 
 import maxgain
-from maxgain import operator_norms
+from maxgain import Lipschitz, operator_norms
 from maxgain.errors import MaxGainError, NormError, NotMeasuredError, UnsupportedLayerError
 from maxgain.lipschitz.maps import Convolution
+from odd_layers import Pair, train
 
 PS = [1, 2, math.inf]
 
@@ -143,6 +144,12 @@ def test_a_type_of_ones_own_is_measured_by_its_own_forward():
     check(Doubled(2, 3, 3, padding=1), (2, 4, 4))
     with pytest.raises(UnsupportedLayerError, match="is not linear in its input"):
         operator_norms(Squares(), torch.zeros(1, 5))
+
+
+@pytest.mark.parametrize("find", [operator_norms, lambda model, x: train(model, x, constraint=Lipschitz(model, 1.0))])
+def test_a_layer_whose_forward_takes_more_than_its_input_has_no_norm_and_is_named(find):
+    with pytest.raises(UnsupportedLayerError, match=r"^layer 'gated' \(Gated\) has no operator norm: it cannot be run"):
+        find(Pair(), torch.randn(4, 6))
 
 
 def test_the_norm_is_that_of_the_largest_size_where_a_layer_runs_at_several():

@@ -86,12 +86,12 @@ class OwnForward(LinearMap):
     def __init__(self, layer: FoundLayer, sizes: Sizes, dtype: torch.dtype) -> None:
         super().__init__(layer, sizes, dtype)
         first, second = (random_vector(self.input_shape, seed).to(layer.weight).unsqueeze(0) for seed in (0, 1))
-        apart, together = self.apply(first) + self.apply(second), self.apply(first + second)
+        try:
+            apart, together = self.apply(first) + self.apply(second), self.apply(first + second)
+        except Exception as error:  # a forward is arbitrary code
+            raise _no_norm(layer, f"it cannot be run on its input alone ({type(error).__name__}: {error})") from error
         if not torch.allclose(apart, together, rtol=1e-2, atol=1e-2 * float(apart.abs().amax())):
-            raise UnsupportedLayerError(
-                f"layer {layer.name!r} ({type(layer.module).__name__}) has no operator norm: its Wx is not linear in "
-                f"its input. Leave it out with exclude={layer.name!r}."
-            )
+            raise _no_norm(layer, "its Wx is not linear in its input")
 
     def apply(self, x: Tensor) -> Tensor:
         """``Wx`` of a batch of instances."""
@@ -111,6 +111,11 @@ class OwnForward(LinearMap):
             columns = self.apply(vectors.view(count, *self.input_shape)).flatten(1).abs()
             sums.append(columns.sum(0) if rows else columns.sum(1).amax())
         return torch.stack(sums).sum(0).amax() if rows else torch.stack(sums).amax()
+
+
+def _no_norm(layer: FoundLayer, reason: str) -> UnsupportedLayerError:
+    what = f"layer {layer.name!r} ({type(layer.module).__name__})"
+    return UnsupportedLayerError(f"{what} has no operator norm: {reason}. Leave it out with exclude={layer.name!r}.")
 
 
 class Diagonal(LinearMap):
