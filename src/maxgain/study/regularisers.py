@@ -7,7 +7,7 @@ when it is built, to the built model, to the loss, or to the weights after each 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -110,7 +110,8 @@ def _is_factor(factor: float) -> bool:
 
 FACTORS = (1, 0.5, 1.5, 0.75, 1.25, 0.25, 1.6, 0.35, 0.6, 0.9, 1.1, 1.4)
 """Of the paper's dropout rates, which are the first one."""
-_noise_row = partial(Regulariser, parameter="factor", default=1.0, valid=_is_factor, search=(0.2, 1.6), usual=FACTORS)
+FACTOR = "factor"
+_noise_row = partial(Regulariser, parameter=FACTOR, default=1.0, valid=_is_factor, search=(0.2, 1.6), usual=FACTORS)
 """Noise at every place in the network; its one number is the factor of the rates there."""
 
 _ROWS = {
@@ -325,6 +326,16 @@ def spelt(chosen: Iterable[Chosen]) -> str:
         if one.value is None
         else f"{one.row.name}={float(one.value)!r}".removesuffix(".0").replace("e+", "e")
         for one in chosen
+    )
+
+
+def brief(text: str, named: Collection[str]) -> str:
+    """The text without factors of 1, but for those `named`: dropout at the network's own rates is called dropout."""
+    return spelt(
+        replace(choice, value=None)
+        if choice.row.parameter == FACTOR and choice.value == 1 and choice.row.name not in named
+        else choice
+        for choice in parse(text)
     )
 
 

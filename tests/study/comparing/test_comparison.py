@@ -380,6 +380,23 @@ def test_predictions_that_cannot_be_read_are_named_and_done_without():
 # Whatever else
 
 
+def test_a_row_is_called_by_its_numbers_but_for_factors_of_1_that_nobody_named():
+    """A table that says dropout=1 and, below, dropout, looks as if there were two of them."""
+    comparison = answer({name: [0.8, 0.9] for name in ("none", "dropout", "maxgain+dropout", "concretedropout=1")})
+    assert [row.label for row in comparison.rows] == ["none", "dropout", "maxgain=2+dropout", "concretedropout=1"]
+    chosen = answer({"none": [0.8], "dropout": [0.9]}, chosen={"dropout": ("dropout",)})
+    assert chosen.rows[1].label == "dropout=1"
+
+
+def test_a_row_for_which_nothing_could_be_chosen_is_called_by_no_number():
+    question, found = asked({"none": [0.8, 0.9], "maxgain": [0.8, 0.9]}, chosen={"maxgain": ("maxgain",)})
+    runs = [replace(run, key=None, error="no number could be chosen") for run in question.rows["maxgain"]]
+    partly = replace(question, rows=question.rows | {"maxgain": (question.rows["maxgain"][0], runs[1])})
+    assert compare(partly, found).rows[1].label == "maxgain=2"
+    nowhere = replace(question, rows=question.rows | {"maxgain": tuple(runs)})
+    assert compare(nowhere, found).rows[1].label == "maxgain"
+
+
 def test_which_seeds_the_folds_had_is_said():
     question, found = asked({"none": NONE, "maxgain": NONE})
     assert "6 disjoint folds, each with its own seed, which all rows share;" in told(compare(question, found)).design

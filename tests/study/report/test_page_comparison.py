@@ -9,7 +9,7 @@ from scipy import stats
 from maxgain.errors import RecordError
 from maxgain.study.comparing import sentences, statistics
 from maxgain.study.comparing.records import Records
-from maxgain.study.report.comparisons import comparisons
+from maxgain.study.report.comparisons import comparisons, possible
 from maxgain.study.report.page import build_page
 from page_elements import BETTER, LIKE, NONE, Elements, bare_records, built
 from synthetic_records import failed_run, synthetic_records
@@ -149,6 +149,23 @@ def test_a_row_says_its_numbers_and_where_they_come_from():
     shown = built({"none": NONE, "maxgain": BETTER})
     assert shown.rows["maxgain"]["Number"] == "γ = 2 (default, not tuned)"
     assert shown.rows["none"]["Number"] == "none"
+    assert (
+        built({"none": NONE, "dropout=0.5": LIKE}).rows["dropout=0.5"]["Number"] == "factor = 0.5 (as given, not tuned)"
+    )
+
+
+def test_a_number_that_was_chosen_is_not_called_a_default():
+    """The folder of the reproduction's records knows no more than these: its γ of 1.5 was called a default."""
+    row = "maxgain+dropout"
+    config, tuned = {"regulariser": "maxgain=1.5+dropout"}, {"maxgain": 1.5}
+    chosen = bare_records({row: BETTER}, config=config, tuned=tuned).runs
+    found = Records((*bare_records({"none": NONE}).runs, *chosen), (), ())
+    words = "γ chosen on the validation part{}; factor default"
+    assert Elements(build_page(found)).rows[row]["Number"] == f"γ = 1.5, factor = 1 ({words.format('')})"
+    (question,) = possible(found)
+    asked = replace(question, tuning_runs={row: 5})
+    shown = Elements(build_page(found, asked=[asked]))
+    assert shown.rows[row]["Number"] == f"γ = 1.5, factor = 1 ({words.format(', 5 runs')})"
 
 
 def test_a_comparison_begins_with_what_was_established_and_says_when():

@@ -117,6 +117,7 @@ class Asked:
             decide_by=self.decide_by,
             rope=None if self.rope is None else self.rope / 100,
             tuning_runs=work.tuning_runs(tuning),
+            chosen=work.tuned_numbers(tuning),
             validation_images=next((run["validation_images"] for run in tried if "validation_images" in run), None),
             tuning_failures={} if known is None else work.tuning_failures(tuning, known),
         )

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from maxgain.errors import FileError
+from maxgain.errors import FileError, RegulariserError
 
+from ..regularisers import brief, parse
 from ..schema import score
 from ..wording import counted
 from . import statistics
@@ -36,7 +37,7 @@ class Row:
 
     name: str
     label: str
-    """The name with its numbers, where all its runs have the same ones."""
+    """The name with its numbers, where all its runs have the same ones; but for factors of 1 that nobody named."""
     scores: dict[int, float]
     """By fold or seed. Several runs on one fold are averaged; where one of them has no score, the fold has none."""
     summary: Summary | None
@@ -202,7 +203,7 @@ def compare(
 
     scores = _scores_by_row(question, observed)
     with_failures = _scores_by_row(question, filled)
-    rows = tuple(_row(name, scores[name], runs, found, failures) for name, runs in question.rows.items())
+    rows = tuple(_row(name, question, scores[name], found, failures) for name in question.rows)
     used = tuple(found[run.key] for runs in question.rows.values() for run in runs if run.key in found)
     kept = _Kept(correct)
     answers = zip(question.contrasts, _analyses(scores, question), _analyses(with_failures, question), strict=True)
@@ -299,21 +300,32 @@ def _by_unit(question: Question, runs: Sequence[Planned], score_of: ScoreOf) -> 
 
 def _row(
     name: str,
+    question: Question,
     scores: dict[int, float],
-    runs: Sequence[Planned],
     found: Mapping[str | None, Record],
     failures: Sequence[Failure],
 ) -> Row:
-    texts = {run.regulariser for run in runs}
+    runs = question.rows[name]
     return Row(
         name=name,
-        label=next(iter(texts)) if len(texts) == 1 else name,
+        label=_label(name, question),
         scores=scores,
         summary=statistics.summary(list(scores.values())) if scores else None,
         planned=len(runs),
         done=sum(run.key in found for run in runs),
         failed=sum(failure.row == name and failure.was_run for failure in failures),
     )
+
+
+def _label(name: str, question: Question) -> str:
+    texts = {run.regulariser for run in question.rows[name] if run.error is None}
+    if len(texts) != 1:
+        return name
+    try:
+        given = [choice.row.name for choice in parse(name) if choice.value is not None]
+        return brief(next(iter(texts)), (*given, *question.chosen.get(name, ())))
+    except RegulariserError:  # a record may name one that this version does not know
+        return texts.pop()
 
 
 def _common(scores: Scores, pair: Pair) -> tuple[int, ...]:

@@ -152,6 +152,11 @@ def tuning_runs(tuning: Sequence[Job]) -> dict[str, int]:
     return {row: count for (row, _), count in Counter(map(tuned_together, tuning)).items()}
 
 
+def tuned_numbers(tuning: Sequence[Job]) -> dict[str, tuple[str, ...]]:
+    """Whose numbers are chosen for each row."""
+    return {trial.row: tuple(trial.chosen) for trial in tuning}
+
+
 def tuning_failures(tuning: Sequence[Job], known: Records) -> dict[str, int]:
     """How many of the runs that choose a row's numbers have no score, by the rows that lack any."""
     return dict(Counter(trial.row for trial in tuning if known.find(trial.key) is None))

@@ -61,6 +61,8 @@ class Question:
     score: str = "test_accuracy"
     tuning_runs: dict[str, int] = field(default_factory=dict)
     """How many runs each row's numbers were chosen with, on every fold."""
+    chosen: dict[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
+    """Whose numbers were chosen for a row, by the rows for which any were: the names of regularisers."""
     validation_images: int | None = None
     """How many images they were chosen on."""
     tuning_failures: dict[str, int] = field(default_factory=dict, compare=False)

@@ -6,7 +6,7 @@ It follows from the folder alone, whatever order its records were written in.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -104,6 +104,9 @@ def _question(over: Over, runs: Sequence[Record]) -> Question:
         train_on=config.get("train_on", "train"),
         cross_validation=config.get("cross_validation"),
         score="test_accuracy" if tested else "validation_accuracy",
+        chosen={
+            name: chosen for name in order if (chosen := _chosen(run for run in done if names[run["key"]] == name))
+        },
     )
 
 
@@ -115,6 +118,11 @@ def _row_names(runs: Sequence[Record]) -> dict[str, str]:
         run["key"]: run["config"]["regulariser"] if run["regulariser"] in doubled else run["regulariser"]
         for run in runs
     }
+
+
+def _chosen(runs: Iterable[Record]) -> tuple[str, ...]:
+    """Whose numbers were chosen for these runs, as far as their records say so."""
+    return tuple(dict.fromkeys(name for run in runs for name in run.get("tuned") or {}))
 
 
 def _sorted(runs: Sequence[Record]) -> list[Record]:

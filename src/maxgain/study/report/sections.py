@@ -90,24 +90,29 @@ def _cells(comparison: Comparison, anchors: Mapping[str, str]) -> list[dict[int,
 
 def _numbers(comparison: Comparison, row: Row) -> dict[str, str]:
     """A row's numbers, and where they come from."""
-    texts = list(dict.fromkeys(planned.regulariser for planned in comparison.question.rows[row.name]))
+    question = comparison.question
+    texts = dict.fromkeys(planned.regulariser for planned in question.rows[row.name] if planned.error is None)
     values: dict[str, list[float]] = {}
     for text in texts:
         for name, value in _parsed(text).items():
             if value is not None:
                 values.setdefault(name, []).append(value)
-    shown = [f"{symbol(name)} = {_range(numbers)}" for name, numbers in values.items()]
-    if not shown:
+    if not values:
         return {"numbers": "", "origin": ""}
-    chosen = comparison.question.tuning_runs.get(row.name)
-    if chosen is not None:
-        return {"numbers": ", ".join(shown), "origin": f"chosen on the validation part, {counted(chosen, 'run')}"}
-    given = _parsed(row.name)
-    usual = [name for name in values if given.get(name) is None]
-    origin = "default, not tuned" if usual == list(values) else "as given, not tuned"
-    if usual and usual != list(values):
-        origin = f"{listed(map(symbol, usual))} by default, nothing tuned"
-    return {"numbers": ", ".join(shown), "origin": origin}
+    given, chosen = _parsed(row.name), question.chosen.get(row.name, ())
+    count = question.tuning_runs.get(row.name)
+    search = "chosen on the validation part" + ("" if count is None else f", {counted(count, 'run')}")
+    by_origin: dict[str, list[str]] = {}
+    for name in values:
+        origin = search if name in chosen else "default" if given.get(name) is None else "as given"
+        by_origin.setdefault(origin, []).append(symbol(name))
+    origins = [f"{listed(names)} {origin}" for origin, names in by_origin.items()]
+    if len(by_origin) == 1:
+        origins = [*by_origin]
+    return {
+        "numbers": ", ".join(f"{symbol(name)} = {_range(numbers)}" for name, numbers in values.items()),
+        "origin": "; ".join(origins) + ("" if search in by_origin else ", not tuned"),
+    }
 
 
 def _parsed(text: str) -> dict[str, float | None]:

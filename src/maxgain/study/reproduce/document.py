@@ -199,7 +199,7 @@ def _row_table(comparison: Comparison, state: State) -> str:
     for row in comparison.rows:
         above = beside_paper(row, published)
         beside = ("–" if above is None else signed(above),) if comparable else ()
-        rows.append((state.label(row.name), str(published.get(row.name, "–")), mean(row), *beside))
+        rows.append((row.label, str(published.get(row.name, "–")), mean(row), *beside))
     return _table(heads, rows)
 
 

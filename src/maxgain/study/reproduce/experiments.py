@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..comparing.jobs import Job, Pairing, plan, plan_tuning, tuning_runs
+from ..comparing.jobs import Job, Pairing, plan, plan_tuning, tuned_numbers, tuning_runs
 from ..comparing.question import Analysis, Question, contrasts
 from ..comparing.tuning_rule import Grid
 from ..recipes import Recipe, recipe_named
@@ -79,6 +79,7 @@ class Experiment:
             decide_by=self.decide_by,
             rope=ROPE,
             tuning_runs=tuning_runs(self.tuning()),
+            chosen=tuned_numbers(self.tuning()),
             validation_images=validation_images,
             tuning_failures=failures or {},
         )

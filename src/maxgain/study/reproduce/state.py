@@ -104,12 +104,6 @@ class State:
         found = (job.chosen for job in self.certain.jobs if job.row == row and job.recipe.fold == fold)
         return next((value for numbers in found for value in numbers.values()), None)
 
-    def label(self, row: str) -> str:
-        """A row's name, with the number that was chosen for it where that is the same in all its runs."""
-        points = {tuple(job.chosen.items()) for job in self.certain.jobs if job.row == row}
-        numbers = dict(points.pop()) if len(points) == 1 else {}
-        return "+".join(f"{part}={numbers[part]:g}" if part in numbers else part for part in row.split("+"))
-
     def grid(self, row: str, fold: int | None = None) -> tuple[float, ...]:
         """The numbers that are tried for a row, the smallest first."""
         jobs = (job for job in self.tuning.jobs if job.row == row and job.recipe.fold == fold)
