@@ -126,8 +126,8 @@ def _expect_alike(parts: dict[str, Split]) -> None:
     channels, height, width = shapes["train"]
     if width <= MOST_CHANNELS < min(channels, height):
         warnings.warn(
-            f"the images have {channels} channels and are {height}×{width} pixels large. If they are {channels}×{height} "
-            f"pixels with {width} channels, which come last: make them (N, C, H, W), by permute(0, 3, 1, 2).",
+            f"the images have {channels} channels of {height}×{width} pixels. If they are {channels}×{height} pixels "
+            f"with {width} channels, which come last: make them (N, C, H, W), by permute(0, 3, 1, 2).",
             stacklevel=3,
         )
 
@@ -213,9 +213,9 @@ def _bytes(part: str, images: Tensor) -> Tensor:
         return images.to(torch.uint8)
     comparable = images if images.is_floating_point() else images.long()  # torch cannot compare all kinds of integers
     least, most = comparable.amin().item(), comparable.amax().item()
-    if images.is_floating_point() and 0 <= least and most <= 1:
+    if images.is_floating_point() and least >= 0 and most <= 1:
         return (images * 255).round().to(torch.uint8)
-    if not images.is_floating_point() and images.dtype != torch.bool and 0 <= least and most <= 255:
+    if not images.is_floating_point() and images.dtype != torch.bool and least >= 0 and most <= 255:
         return images.to(torch.uint8)
     raise DataError(
         f"the {part} images must be whole numbers from 0 to 255 or fractions from 0 to 1, and here {images.dtype} goes "
