@@ -1,5 +1,6 @@
-"""Data of one's own, in the forms that people have them in: taken as they are meant, or refused in words."""
+"""Data and networks of one's own, as people have them: taken as they are meant, or refused in words."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 from torch.utils.data import Dataset
 
-from maxgain.errors import DataError
-from maxgain.study import dataset
+from maxgain.errors import DataError, RecipeError
+from maxgain.study import api, dataset, train
+from maxgain.study.runs import Watcher
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (10, 3, 8, 8), dtype=np.uint8)
 LABELS = np.arange(10) % 2
@@ -126,3 +129,112 @@ def test_classes_are_at_least_two_and_have_names_that_can_be_shown() -> None:
         dataset("mine", alone, alone)
     with pytest.raises(DataError, match="cannot be the name of a class"):
         dataset("mine", GIVEN, GIVEN, classes=["a", "\x1b[2J"])
+
+
+def my_network(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, classes))
+
+
+def trained(network, out, regulariser="maxgain=1", **settings):
+    data = dataset("mine", GIVEN, GIVEN, validation=GIVEN)
+    return train(data, regulariser, network=network, out=out, **({"epochs": 1, "batch_size": 4} | settings))
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(192, 192), nn.Linear(192, 192), nn.Linear(192, classes)
+        self.second.weight = self.first.weight
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.last(self.second(self.first(images.flatten(1)).relu()).relu())
+
+
+def tied(shape, classes):
+    return Tied(classes)
+
+
+def lazy(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(classes))
+
+
+@pytest.mark.parametrize("network", [tied, lazy])
+def test_tied_and_lazy_layers_are_trained_saved_and_taken_up(network, tmp_path, monkeypatch) -> None:
+    whole = trained(network, tmp_path / "whole", epochs=2)
+    perform = api.perform
+
+    def stop(training):
+        if training.epoch == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "perform", lambda *args, **more: perform(*args, **more, watcher=Watcher(stepped=stop)))
+    with pytest.raises(KeyboardInterrupt):
+        trained(network, tmp_path / "parts", epochs=2)
+    monkeypatch.undo()
+    assert trained(network, tmp_path / "parts", epochs=2)["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_a_network_that_comes_in_evaluation_mode_is_trained_as_any_other(tmp_path) -> None:
+    def pretrained(shape, classes):
+        return nn.Sequential(nn.Dropout(0.5), my_network(shape, classes)).eval()
+
+    def fresh(shape, classes):
+        return nn.Sequential(nn.Dropout(0.5), my_network(shape, classes))
+
+    weights = {
+        trained(network, tmp_path / network.__name__, "none")["weights_sha256"] for network in (pretrained, fresh)
+    }
+    assert len(weights) == 1
+
+
+def test_networks_of_which_no_fair_runs_can_be_made_are_refused(tmp_path) -> None:
+    only, widths = my_network(None, 2), itertools.count(8)
+
+    class Remembering(nn.Linear):
+        def forward(self, images):
+            return super().forward(images.flatten(1))
+
+        def get_extra_state(self):
+            return {"steps": 1}
+
+    class Two(nn.Linear):
+        def forward(self, images):
+            scores = super().forward(images.flatten(1))
+            return (scores, scores) if self.training else scores
+
+    def another(shape, classes):
+        width = next(widths)
+        return nn.Sequential(nn.Flatten(), nn.Linear(192, width), nn.Linear(width, classes))
+
+    for network, said in (
+        (lambda shape, classes: only, "returns the same network again"),
+        (another, "makes another network each time"),
+        (lambda shape, classes: Remembering(192, classes), "_extra_state in its state"),
+        (lambda shape, classes: Two(192, classes), "and not tuple, in training"),
+        (lambda shape, classes: my_network(shape, classes).requires_grad_(False), "nothing of the network"),
+        (lambda shape, classes: my_network(shape, classes).to("meta"), "on the device meta"),
+    ):
+        with pytest.raises(RecipeError, match=said):
+            trained(network, tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_program_has_set_for_all_of_torch_changes_no_run(tmp_path) -> None:
+    expected = trained(my_network, tmp_path / "plain")["weights_sha256"]
+    around = {
+        "no_grad": torch.no_grad(),
+        "inference": torch.inference_mode(),
+        "autocast": torch.autocast("cpu", dtype=torch.bfloat16),
+        "device": torch.device("meta"),
+    }
+    for name, setting in around.items():
+        with setting:
+            assert trained(my_network, tmp_path / name)["weights_sha256"] == expected
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(RecipeError, match=r"torch.float32 here, and torch makes tensors of torch.float64"):
+            trained(my_network, tmp_path / "double")
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -5,6 +5,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -206,6 +207,20 @@ def test_augmentation_is_a_reflected_pad_a_crop_and_a_flip() -> None:
 def test_augmentation_takes_the_chosen_images() -> None:
     images = torch.arange(5, dtype=torch.uint8)[:, None, None, None].expand(5, 1, 8, 8)
     assert augmented(images, torch.tensor([3, 0, 3]))[:, 0, 0, 0].tolist() == [3, 0, 3]
+
+
+@pytest.mark.parametrize("side", range(1, 7))
+def test_images_smaller_than_the_padding_are_reflected_to_and_fro(side) -> None:
+    image = torch.arange(side**2, dtype=torch.uint8).view(1, 1, side, side)
+    padded = np.pad(image[0, 0].numpy(), PADDING, "reflect")
+    crops = {
+        padded[row : row + side, column : column + side][:, ::step].tobytes()
+        for row in range(2 * PADDING + 1)
+        for column in range(2 * PADDING + 1)
+        for step in (1, -1)
+    }
+    drawn = {copy.numpy().tobytes() for copy in augmented(image, torch.zeros(4000, dtype=torch.int64))}
+    assert drawn == crops
 
 
 def test_only_a_recipe_that_says_so_augments(digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

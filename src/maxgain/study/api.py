@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
+
+import torch
 
 from maxgain.errors import MaxGainError, RecipeError
 from maxgain.functional import check_count
@@ -279,10 +281,29 @@ def _texts(name: str, given: Any) -> tuple[str, ...]:
 
 
 @contextmanager
+def _torch_as_usual() -> Iterator[None]:
+    """What a program has set for all of torch, such as autocast, does not change what a run comes to, nor stop it."""
+    if torch.get_default_dtype() != torch.float32:
+        raise RecipeError(
+            f"networks are trained in torch.float32 here, and torch makes tensors of {torch.get_default_dtype()}: "
+            "call torch.set_default_dtype(torch.float32) before."
+        )
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for kind in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        yield
+
+
+@contextmanager
 def _asked_in_python() -> Iterator[None]:
     """Errors name arguments and not flags, and Ctrl-C is Python's own again once a run is saved."""
     try:
-        yield
+        with _torch_as_usual():
+            yield
     except Interrupted as interruption:
         raise KeyboardInterrupt(f"{interruption} is saved: the same call goes on with it") from None
     except MaxGainError as error:

@@ -22,7 +22,7 @@ from maxgain.errors import CheckpointError, FileError, MissingFileError
 from . import files, reading
 from .files import write_bytes
 from .recipes import from_json, to_json
-from .run_files import expect_same_data, expect_same_recipe
+from .run_files import apart, expect_same_data, expect_same_recipe
 from .schema import Config, Metrics
 from .training import Training
 
@@ -31,7 +31,7 @@ FORMAT = "2"
 
 def save(path: Path, training: Training, history: Iterable[Metrics]) -> None:
     """Writes all that is needed to go on to the same bits, and the metrics so far."""
-    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in training.state().items()}
+    tensors = apart(training.state())
     about = files.encode(
         {
             "device": training.device.type,

@@ -52,7 +52,7 @@ def answers(model: nn.Module, split: Split) -> Answers:
     predicted, losses = [], []
     with evaluating(model):
         for images, labels in zip(batches(split.images), torch.split(split.labels, BATCH), strict=True):
-            logits = model(images)
+            logits = model(images).float()
             predicted.append(logits.argmax(dim=1))
             losses.append(F.cross_entropy(logits, labels, reduction="none"))
     return Answers(torch.cat(predicted), split.labels, torch.cat(losses))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from maxgain.errors import DataError, MaxGainError, RecipeError
 
@@ -239,27 +240,55 @@ def _called(network: Any) -> str:
 
 def _made_of(network: Any, data: Dataset) -> str:
     """A few letters for the layers and the sizes of the network that a function makes."""
+    name, build = _called(network), _builder(network)
     with torch.random.fork_rng(devices=[]):
-        made = _builder(network)(data.shape, len(data.classes))
-        _expect_scores(_called(network), made, data)
-    sizes = [f"{name} {tuple(value.shape)} {value.dtype}" for name, value in made.state_dict().items()]
+        made = build(data.shape, len(data.classes))
+        letters = _letters(name, made)  # before it is tried, which may change it
+        _expect_scores(name, made, data)
+        again = build(data.shape, len(data.classes))
+    learned = {id(parameter) for parameter in made.parameters() if parameter.requires_grad}
+    if any(id(parameter) in learned for parameter in again.parameters()):
+        raise RecipeError(f"the function {name} returns the same network again: it must make a new one for every run.")
+    if _letters(name, again) != letters:
+        raise RecipeError(f"the function {name} makes another network each time: all runs must train the same one.")
+    return letters
+
+
+def _letters(name: str, made: nn.Module) -> str:
+    state = made.state_dict()
+    if strange := [key for key, value in state.items() if not isinstance(value, Tensor)]:
+        raise RecipeError(f"the network {name} has {strange[0]} in its state, which is no tensor and cannot be saved.")
+    sizes = [f"{key} {tuple(value.shape)} {value.dtype}" for key, value in state.items()]
     return hashlib.sha256("\n".join([str(made), *sizes]).encode()).hexdigest()[:6]
 
 
 def _expect_scores(name: str, made: nn.Module, data: Dataset) -> None:
     """`RecipeError` unless the network can be trained and has a number to say about every class."""
-    weight, wanted = next(made.parameters(), None), (2, len(data.classes))
-    if weight is None:
+    parameters, wanted = list(made.parameters()), (2, len(data.classes))
+    if not parameters:
         raise RecipeError(f"the network {name} has no parameters to train.")
+    if any(parameter.is_meta for parameter in parameters):
+        raise RecipeError(f"the network {name} has weights on the device meta, which have no numbers.")
+    for when in ("in evaluation", "in training"):
+        scores = _tried(name, made.train(when == "in training"), data.shape)
+        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        if got != wanted:
+            raise RecipeError(
+                f"the network {name} must make of two images numbers of the shape {wanted}, and not {got}, {when}."
+            )
+        if not scores.is_floating_point():
+            raise RecipeError(f"the network {name} must make numbers with fractions, and not {scores.dtype}.")
+    if not scores.requires_grad:
+        raise RecipeError(f"nothing of the network {name} can be trained: what it makes depends on no free parameter.")
+
+
+def _tried(name: str, made: nn.Module, shape: Shape) -> Any:
+    """What the network makes of two images."""
     try:
-        with torch.no_grad():
-            scores = made.eval()(torch.zeros(2, *data.shape, device=weight.device))
+        return made(torch.zeros(2, *shape, device=next(made.parameters()).device))
     except Exception as error:  # whatever somebody's own code may raise
-        said = f"the network {name} cannot take images of {data.shape}: {type(error).__name__}: {clause(error)}."
+        said = f"the network {name} cannot take images of {shape}: {type(error).__name__}: {clause(error)}."
         raise RecipeError(said) from error
-    got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-    if got != wanted:
-        raise RecipeError(f"the network {name} must make of two images numbers of the shape {wanted}, and not {got}.")
 
 
 def _builder(network: Any) -> Any:
@@ -285,6 +314,9 @@ def _builder(network: Any) -> Any:
             ) from error
         if not isinstance(made, nn.Module):
             raise RecipeError(f"the function {_called(network)} makes a {type(made).__name__}, and not a network.")
-        return made
+        if any(map(is_lazy, (*made.parameters(), *made.buffers()))):
+            with torch.no_grad():
+                _tried(_called(network), made.eval(), shape)  # which gives lazy layers their sizes
+        return made if made.training else made.train()  # a pretrained network comes in evaluation mode
 
     return build

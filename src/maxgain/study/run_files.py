@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from maxgain.errors import CheckpointError, FileError, MissingFileError, RunError
 
@@ -119,6 +121,14 @@ def _read(folder: Path, name: str, schema: Any) -> Any:
                 f"there is no folder {folder}: name the one that 'maxgain train' wrote its run into."
             ) from error
         raise RunError(f"{folder} has no {name}: it is not the folder of a finished run.") from error
+
+
+def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor in memory of its own, to be stored: safetensors refuses those that share it, as tied weights do."""
+    return {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
 
 
 @dataclass(frozen=True)

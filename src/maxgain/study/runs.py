@@ -41,6 +41,7 @@ from .run_files import (
     RESULT,
     WEIGHTS,
     Begun,
+    apart,
     data_of,
     expect_same_data,
     expect_same_recipe,
@@ -342,8 +343,7 @@ def _conclude(run: _Run) -> None:
     said = {part: answers(model, split) for part, split in parts.items()}
     scores = {part: answer.score for part, answer in said.items()}
     kept = said["test"].predictions if "test" in said else None
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    weights = safetensors.torch.save(tensors)
+    weights = safetensors.torch.save(apart(model.state_dict()))
     with setting_up:  # nothing can be compiled meanwhile
         norms = operator_norms(model, to_float(training.images[:1]), tolerance=NORM_TOLERANCE).norms
     result = {
