@@ -86,6 +86,20 @@ def test_one_that_was_made_in_inference_mode_trains_the_same(make: Make, bound: 
 
 
 @each
+def test_a_step_in_inference_mode_is_a_step(make: Make, bound: float) -> None:
+    def trained(mode: Any) -> list[Tensor]:
+        model = net()
+        constraint = make(model, bound)
+        for step in range(3):
+            model(batch(step))
+            with mode():
+                constraint.step()
+        return weights(model)
+
+    assert same_bits(trained(torch.inference_mode), trained(contextlib.nullcontext))
+
+
+@each
 def test_promise_01_a_bound_of_inf_changes_nothing_bit_for_bit(make: Make, bound: float) -> None:
     model, plain = net(), net()
     optimiser = sgd(model)

@@ -272,6 +272,7 @@ class Constraint(ABC):
         if not self._is_paused:
             self._forget(self._share(optimizer))
 
+    @torch.inference_mode(mode=False)  # where no norm's derivative could be taken
     @torch.no_grad()
     def _project(self, share: Share, found_inf: Tensor | None) -> None:
         if self._is_paused or (sizes := self._estimate(share)) is None:

@@ -152,6 +152,13 @@ def test_a_layer_whose_forward_takes_more_than_its_input_has_no_norm_and_is_name
         find(Pair(), torch.randn(4, 6))
 
 
+def test_norms_are_the_same_in_inference_mode():
+    model, x = nn.Conv2d(2, 3, 3), torch.zeros(1, 2, 6, 6)
+    with torch.inference_mode():
+        found = operator_norms(model, x).norms
+    assert found == operator_norms(model, x).norms
+
+
 def test_the_norm_is_that_of_the_largest_size_where_a_layer_runs_at_several():
     class Twice(nn.Module):
         def __init__(self):

@@ -78,6 +78,7 @@ class NormReport(Tabular):
         return report(whole | {"covers": self.covers}, path)
 
 
+@torch.inference_mode(mode=False)
 @torch.no_grad()
 def operator_norms(
     model: nn.Module,
