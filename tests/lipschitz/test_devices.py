@@ -29,7 +29,7 @@ def test_norms_follow_a_model_to_another_device(p: float) -> None:
 
 
 def test_a_state_is_taken_up_in_the_tensors_that_a_captured_step_knows() -> None:
-    model, constraint = constrained(2)
+    _, constraint = constrained(2)
     earlier = constraint.state_dict()
     known = constraint._state()
     known = {name: tensor for name, tensor in known.items() if tensor.is_floating_point()}

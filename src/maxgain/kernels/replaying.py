@@ -33,8 +33,8 @@ class Replayed(Generic[Result]):
         if self._calls <= CALLS_BEFORE_CAPTURE:
             return compute()
         if self._captured is None:
-            # Work on another GPU than that of the capturing stream is done, but no part of the graph. Torch's own stream
-            # for captures stays on the GPU of the first one.
+            # Work on another GPU than that of the capturing stream is done, but is no part of the graph. Torch's own
+            # stream for captures stays on the GPU of the first one.
             with _one_at_a_time, torch.cuda.device(device):
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, stream=_stream_of(device), capture_error_mode="thread_local"):

@@ -252,9 +252,9 @@ class FollowedNorm:
 
     def stay_in(self, place: Tensor | None) -> None:
         """Keep the vectors in the tensor that they were in, if they fit: a captured step's replays know its address."""
-        if place is not None and self.vectors is not None:
-            if (place.shape, place.device) == (self.vectors.shape, self.vectors.device):
-                self.vectors = place.copy_(self.vectors)
+        new = self.vectors
+        if place is not None and new is not None and (place.shape, place.device) == (new.shape, new.device):
+            self.vectors = place.copy_(new)
 
     def _checked_sizes(self, name: str, found: Any) -> Sizes:
         """The sizes of an input and an output that can be those of this layer."""
