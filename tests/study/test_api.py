@@ -16,6 +16,7 @@ from maxgain.study.cli.app import main
 from maxgain.study.comparing import jobs, records
 from maxgain.study.models import NETWORKS
 from maxgain.study.runs import Watcher, perform
+from maxgain.study.training import MEMORY_FORMATS
 
 QUICK = {"epochs": 2, "batch_size": 8, "device": "cpu"}
 
@@ -50,6 +51,24 @@ def test_a_network_of_ones_own_is_trained_and_goes_on(data, tmp_path) -> None:
     assert train(data, "maxgain=1.5", network=my_network, out=tmp_path / "run", **QUICK) == result
     assert not [name for name in NETWORKS if "my_network" in name]
     assert "MaxGain (γ = 1.5) on mine" in page(tmp_path / "run", tmp_path / "run.html").read_text()
+
+
+class Viewing(nn.Module):
+    """As many a network is written: its images must lie in memory as they usually do."""
+
+    def __init__(self, shape, classes) -> None:
+        super().__init__()
+        channels, height, width = shape
+        self.convolution, self.dense = nn.Conv2d(channels, 4, 3, padding=1), nn.Linear(4 * height * width, classes)
+
+    def forward(self, x):
+        x = self.convolution(x).relu()
+        return self.dense(x.view(x.size(0), -1))
+
+
+def test_a_network_of_ones_own_gets_its_images_as_they_usually_lie_in_memory(data, tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(MEMORY_FORMATS, "cpu", torch.channels_last)  # as on a GPU
+    train(data, "maxgain=1.5", network=Viewing, out=tmp_path / "run", **QUICK)
 
 
 def test_results_print_as_tables_and_notebooks_show_them(data, tmp_path) -> None:

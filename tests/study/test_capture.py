@@ -1,5 +1,6 @@
 """The step of a GPU, captured and replayed: it trains as the plain step does, alone or beside others."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from maxgain.study.capture import Speed, step_of
 from maxgain.study.cli import app as cli
 from maxgain.study.comparing import records
 from maxgain.study.data.splits import Dataset
+from maxgain.study.models import NETWORKS
 from maxgain.study.recipes import RECIPES, Recipe
 from maxgain.study.training import DivergedError, Training, to_float, train
 
@@ -60,6 +62,22 @@ def test_a_long_run_is_not_compiled_where_that_is_not_wanted_or_not_possible(dig
 
 
 # What is captured.
+
+
+@pytest.mark.parametrize(("network", "is_captured"), [("mlp", True), ("mine", False)])
+def test_a_network_of_ones_own_is_trained_as_it_is(digits, monkeypatch, network, is_captured) -> None:
+    asked: list[Training] = []
+
+    def step_of(training: Training, speed: Speed) -> Callable[[], None]:
+        asked.append(training)
+        return training.step
+
+    monkeypatch.setattr(capture, "step_of", step_of)
+    monkeypatch.setitem(NETWORKS, "mine", NETWORKS["mlp"])
+    training = Training(replace(RECIPE, network=network), digits, CPU)
+    training.device = torch.device("cuda")
+    next(train(training))
+    assert bool(asked) == is_captured
 
 
 @on_gpu

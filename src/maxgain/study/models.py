@@ -112,6 +112,8 @@ wrn16_4: Builder = partial(wrn, depth=16, width=4)
 
 _ROWS: dict[str, Builder] = {"vgg19": vgg19, "svhn_vgg": svhn_vgg, "wrn16_4": wrn16_4, "cnn": cnn, "mlp": mlp}
 NETWORKS = Named("network", RecipeError, _ROWS)
+SHIPPED = frozenset(_ROWS)
+"""Those whose forwards take any memory format and never look at the host; of networks of one's own nothing is known."""
 
 
 def _vgg(

@@ -21,7 +21,7 @@ from maxgain.errors import RunError
 
 from . import capture
 from .data.splits import Dataset, Split
-from .models import NETWORKS
+from .models import NETWORKS, SHIPPED
 from .ranks import ALONE, Ranks
 from .recipes import Recipe
 from .regularisers import PenaltyInputs, noise_for
@@ -29,7 +29,7 @@ from .regularisers import PenaltyInputs, noise_for
 PADDING = 4
 MOMENTUM = 0.9
 MEMORY_FORMATS = {"cpu": torch.contiguous_format, "cuda": torch.channels_last}
-"""How images and kernels lie in memory: as the device's convolutions like it best."""
+"""How images and kernels of our own networks lie in memory: as the device's convolutions like it best."""
 OPTIMISER_STATE = {"adam": ("step", "exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 """What torch's optimisers keep of every parameter."""
 
@@ -88,7 +88,7 @@ class Training:
         self.penalties = [(choice.row.penalty, choice.number) for choice in chosen if choice.row.penalty]
         self.differentiates_images = any(choice.row.needs_input_gradient for choice in chosen)
         self.autocast = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        self.memory_format = MEMORY_FORMATS[device.type]
+        self.memory_format = memory_format(recipe, device)
 
         self.epoch = 0
         self.order = torch.zeros(len(self.labels), dtype=torch.int64, device=device)
@@ -257,11 +257,16 @@ def build_model(recipe: Recipe, dataset: Dataset, device: torch.device) -> nn.Mo
         batchnorm=any(choice.row.batchnorm for choice in recipe.chosen),
         dropout=noise_for(recipe.chosen),
     )
-    model.to(device=device, memory_format=MEMORY_FORMATS[device.type])  # type: ignore[call-overload]
+    model.to(device=device, memory_format=memory_format(recipe, device))  # type: ignore[call-overload]
     for choice in recipe.chosen:
         if choice.row.prepare:
             choice.row.prepare(model)
     return model
+
+
+def memory_format(recipe: Recipe, device: torch.device) -> torch.memory_format:
+    """How the network's images and kernels lie in memory; one's own may contain ``x.view(len(x), -1)``."""
+    return MEMORY_FORMATS[device.type] if recipe.network in SHIPPED else torch.contiguous_format
 
 
 def trained_on(recipe: Recipe, dataset: Dataset) -> Split:
@@ -274,7 +279,8 @@ def train(
 ) -> Iterator[Epoch]:
     """Trains to the end of the recipe, from wherever the training stands, and yields after each epoch."""
     step = training.step
-    if training.device.type == "cuda" and training.ranks.count == 1:  # ranks talk to each other within a step
+    # Ranks talk to each other within a step, and a network of one's own may do anything on the host.
+    if training.device.type == "cuda" and training.ranks.count == 1 and training.recipe.network in SHIPPED:
         step = capture.step_of(training, speed or capture.Speed())
     while training.epoch < training.recipe.epochs:
         done = int(training.position) // training.batch_size
