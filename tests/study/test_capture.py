@@ -1,8 +1,12 @@
 """The step of a GPU, captured and replayed: it trains as the plain step does, alone or beside others."""
 
+import weakref
+from collections import defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -78,6 +82,47 @@ def test_a_network_of_ones_own_is_trained_as_it_is(digits, monkeypatch, network,
     training.device = torch.device("cuda")
     next(train(training))
     assert bool(asked) == is_captured
+
+
+class Stream:
+    """A stand-in for one of torch's, which are made in turn and may be handed out again."""
+
+    made: ClassVar[list["Stream"]] = []
+
+    def __init__(self) -> None:
+        self.made.append(self)
+
+    def synchronize(self) -> None:
+        """Nothing is waiting."""
+
+
+@pytest.fixture
+def stand_in_gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    for name in ("device", "stream"):
+        monkeypatch.setattr(torch.cuda, name, nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(Stream, "made", [])
+    monkeypatch.setattr(capture, "_idle", defaultdict(list))
+    return torch.device("cuda")
+
+
+def test_a_stream_is_never_that_of_another_run_that_is_under_way(stand_in_gpu: torch.device) -> None:
+    with capture.stream_for(stand_in_gpu):
+        for _ in range(40):
+            with suppress(DivergedError), capture.stream_for(stand_in_gpu):
+                raise DivergedError
+    assert len(Stream.made) == 2
+
+
+def test_what_is_left_of_an_earlier_run_is_gone_before_another_begins(stand_in_gpu: torch.device) -> None:
+    class Left:
+        def __init__(self) -> None:
+            self.itself = self
+
+    left = weakref.ref(Left())
+    with capture.stream_for(stand_in_gpu):
+        assert left() is None
 
 
 @on_gpu

@@ -1,6 +1,7 @@
 """A checkpoint holds all there is between two steps, and one that is damaged or another run's is refused."""
 
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from maxgain.errors import CheckpointError
-from maxgain.study import checkpoint
+from maxgain.errors import CheckpointError, RunError
+from maxgain.study import capture, checkpoint
 from maxgain.study.cli import app as cli
 from maxgain.study.data.splits import Dataset
 from maxgain.study.recipes import RECIPES, Recipe
@@ -88,6 +89,31 @@ def test_what_an_optimiser_keeps_lies_in_memory_as_its_parameters_do_after_loadi
     assert any(len(stride) == 4 and stride[1] == 1 < stride[3] for stride in strides)
     for parameter, kept in training.optimiser.state.items():
         assert {value.stride() for name, value in kept.items() if name != "step"} == {parameter.stride()}
+
+
+def test_running_out_of_memory_says_nothing_of_the_checkpoint(tmp_path, digits, monkeypatch) -> None:
+    checkpoint.save(tmp_path / "c", begun(RECIPE, digits, steps=2), [])
+    training = Training(RECIPE, digits, CPU)
+
+    def load_state_dict(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    monkeypatch.setattr(training.optimiser, "load_state_dict", load_state_dict)
+    with pytest.raises(RunError, match="not enough memory"):
+        checkpoint.load(tmp_path / "c", training)
+
+
+def test_a_run_that_is_taken_up_leaves_the_random_numbers_to_one_that_is_being_set_up(digits) -> None:
+    state = everything(begun(RECIPE, digits, steps=2))
+    training, expected = Training(RECIPE, digits, CPU), torch.Generator().manual_seed(1)
+    with capture.setting_up:
+        torch.manual_seed(1)
+        loading = threading.Thread(target=training.load_state, args=(state,))
+        loading.start()
+        loading.join(0.5)
+        assert torch.equal(torch.randn(4), torch.randn(4, generator=expected))
+    loading.join()
+    assert torch.equal(torch.get_rng_state(), state["rng.cpu"])
 
 
 def test_the_learning_rate_still_follows_the_schedule_after_loading(tmp_path, digits) -> None:

@@ -17,12 +17,17 @@ from maxgain.study import memory
         lambda: torch.zeros(2**40, 2**40, 2**40),
         lambda: np.empty(2**60, np.uint8),
         lambda: bytearray(2**60),
+        lambda: raised_by_cudnn(),
     ],
-    ids=["tensor", "layer", "shape", "overflow", "array", "bytes"],
+    ids=["tensor", "layer", "shape", "overflow", "array", "bytes", "cudnn"],
 )
 def test_what_cannot_be_held_is_answered_in_words(allocate) -> None:
     with pytest.raises(RunError, match="there is not enough memory: try a smaller --batch-size"), memory.in_words():
         allocate()
+
+
+def raised_by_cudnn() -> None:
+    raise RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED")
 
 
 def test_other_errors_are_left_alone() -> None:

@@ -1,11 +1,15 @@
-"""Processes tell what they have to tell as the command itself does, and threads take turns often."""
+"""Processes tell what they have to tell as the command itself does; threads take turns often, and stop together."""
 
 import sys
+import time
 import warnings
 
 import pytest
+import torch
 
-from maxgain.study.comparing.workers import in_processes, in_threads
+from maxgain.study import signals
+from maxgain.study.comparing import workers
+from maxgain.study.comparing.workers import in_processes, in_threads, side_by_side
 
 
 def warned(text: str) -> str:
@@ -25,3 +29,23 @@ def test_threads_take_turns_more_often_than_python_has_it_and_only_as_long_as_th
     among = [interval for _, interval in in_threads(lambda _: sys.getswitchinterval(), range(3), 2)]
     assert max(among) < before
     assert sys.getswitchinterval() == before
+
+
+def test_where_one_run_on_a_gpu_fails_the_others_are_asked_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "chosen_device", lambda name: torch.device("cuda"))
+    ended = []
+
+    def work(job: str) -> None:
+        with signals.deferred() as asked:
+            while job == "long" and not asked() and time.monotonic() < late:
+                time.sleep(0.01)
+            ended.append((job, asked()))
+            if job == "bad":
+                raise OSError("the disk is full")
+
+    late = time.monotonic() + 20
+    with pytest.raises(OSError, match="the disk is full"):
+        list(side_by_side(work, ["long", "bad", "never"], 2, "cuda"))
+    assert ended == [("bad", False), ("long", True)]
+    assert [job for job, _ in side_by_side(work, ["next"], 2, "cuda")] == ["next"]
+    assert ended[-1] == ("next", False), "what comes later is not asked"
