@@ -11,12 +11,11 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from maxgain.errors import DataError, RecipeError
-from maxgain.study import api, compare, dataset, page, train, tune
+from maxgain.study import api, compare, dataset, page, train, training, tune
 from maxgain.study.cli.app import main
 from maxgain.study.comparing import jobs, records
 from maxgain.study.models import NETWORKS
 from maxgain.study.runs import Watcher, perform
-from maxgain.study.training import MEMORY_FORMATS
 
 QUICK = {"epochs": 2, "batch_size": 8, "device": "cpu"}
 
@@ -67,7 +66,8 @@ class Viewing(nn.Module):
 
 
 def test_a_network_of_ones_own_gets_its_images_as_they_usually_lie_in_memory(data, tmp_path, monkeypatch) -> None:
-    monkeypatch.setitem(MEMORY_FORMATS, "cpu", torch.channels_last)  # as on a GPU
+    as_on_a_gpu = {("cpu", network): layout for (_, network), layout in training.MEMORY_FORMATS.items()}
+    monkeypatch.setattr(training, "MEMORY_FORMATS", as_on_a_gpu)
     train(data, "maxgain=1.5", network=Viewing, out=tmp_path / "run", **QUICK)
 
 

@@ -80,7 +80,7 @@ def test_what_an_optimiser_keeps_lies_in_memory_as_its_parameters_do_after_loadi
     tmp_path, digits, monkeypatch, optimiser
 ) -> None:
     # As on a GPU, whose fused optimisers refuse anything else.
-    monkeypatch.setitem(MEMORY_FORMATS, "cpu", torch.channels_last)
+    monkeypatch.setitem(MEMORY_FORMATS, ("cpu", "cnn"), torch.channels_last)
     recipe = replace(RECIPE, network="cnn", optimiser=optimiser)
     checkpoint.save(tmp_path / "c", begun(recipe, digits, steps=2), [])
     training = Training(recipe, digits, CPU)

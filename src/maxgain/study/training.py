@@ -28,8 +28,9 @@ from .regularisers import PenaltyInputs, noise_for
 
 PADDING = 4
 MOMENTUM = 0.9
-MEMORY_FORMATS = {"cpu": torch.contiguous_format, "cuda": torch.channels_last}
-"""How images and kernels of our own networks lie in memory: as the device's convolutions like it best."""
+MEMORY_FORMATS = {("cuda", network): torch.channels_last for network in SHIPPED}
+"""How images and kernels lie in memory on a device: as its convolutions like it best. A network of one's own has them as
+they usually lie, because it may contain ``x.view(len(x), -1)``."""
 OPTIMISER_STATE = {"adam": ("step", "exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 """What torch's optimisers keep of every parameter."""
 
@@ -88,7 +89,7 @@ class Training:
         self.penalties = [(choice.row.penalty, choice.number) for choice in chosen if choice.row.penalty]
         self.differentiates_images = any(choice.row.needs_input_gradient for choice in chosen)
         self.autocast = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        self.memory_format = memory_format(recipe, device)
+        self.memory_format = MEMORY_FORMATS.get((device.type, recipe.network), torch.contiguous_format)
 
         self.epoch = 0
         self.order = torch.zeros(len(self.labels), dtype=torch.int64, device=device)
@@ -257,16 +258,12 @@ def build_model(recipe: Recipe, dataset: Dataset, device: torch.device) -> nn.Mo
         batchnorm=any(choice.row.batchnorm for choice in recipe.chosen),
         dropout=noise_for(recipe.chosen),
     )
-    model.to(device=device, memory_format=memory_format(recipe, device))  # type: ignore[call-overload]
+    layout = MEMORY_FORMATS.get((device.type, recipe.network), torch.contiguous_format)
+    model.to(device=device, memory_format=layout)  # type: ignore[call-overload]
     for choice in recipe.chosen:
         if choice.row.prepare:
             choice.row.prepare(model)
     return model
-
-
-def memory_format(recipe: Recipe, device: torch.device) -> torch.memory_format:
-    """How the network's images and kernels lie in memory; one's own may contain ``x.view(len(x), -1)``."""
-    return MEMORY_FORMATS[device.type] if recipe.network in SHIPPED else torch.contiguous_format
 
 
 def trained_on(recipe: Recipe, dataset: Dataset) -> Split:
