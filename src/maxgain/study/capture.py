@@ -7,7 +7,9 @@ capturing change things that belong to the whole process.
 
 from __future__ import annotations
 
+import gc
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,9 +99,25 @@ def stream_for(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
-        yield
-        torch.cuda.current_stream().synchronize()
+    # What is left of an earlier run lies in cycles, and Python does not know how much of a GPU's memory they hold.
+    gc.collect()
+    with torch.cuda.device(device):
+        idle = _idle[torch.cuda.current_device()]
+        try:
+            stream = idle.pop()
+        except IndexError:
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        try:
+            with torch.cuda.stream(stream):
+                yield
+                stream.synchronize()
+        finally:
+            idle.append(stream)
+
+
+_idle: defaultdict[int, list[torch.cuda.Stream]] = defaultdict(list)
+"""Of each GPU, the streams that no training uses. Torch has 32 streams, and then hands the first one out again: to a run
+that captures on it, perhaps, while another one has been training on it all the time."""
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from maxgain.errors import CheckpointError, FileError, MissingFileError
 
-from . import files, reading
+from . import files, memory, reading
 from .files import write_bytes
 from .recipes import from_json, to_json
 from .run_files import apart, expect_same_data, expect_same_recipe
@@ -57,7 +57,8 @@ def load(path: Path, training: Training) -> list[Metrics]:
         )
     torch.set_num_threads(about["threads"])  # another number of them adds up in another order, to other bits
     try:
-        training.load_state(tensors)
+        with memory.in_words():  # running out of it says nothing of the file
+            training.load_state(tensors)
     except (KeyError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{path} does not fit: it was written by another version of maxgain.") from error
     return about["history"]

@@ -11,7 +11,7 @@ from maxgain.errors import RunError
 
 # On the CPU torch has no kind of error for it, and one of CUDA's libraries none either.
 _SAYINGS = re.compile(
-    r"can't allocate memory|not enough memory|out of memory|ALLOC_FAILED|[Ss]torage size calculation overflow|"
+    r"can't allocate memory|not enough memory|out of memory|ALLOC(ATION)?_FAILED|[Ss]torage size calculation overflow|"
     r"numel: integer multiplication overflow"
 )
 
@@ -26,7 +26,8 @@ def explained(error: Exception) -> RunError:
     if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not _SAYINGS.search(str(error)):
         raise error
     return RunError(
-        "there is not enough memory: try a smaller --batch-size or --image-size, fewer --jobs, or another --device."
+        "there is not enough memory: try a smaller --batch-size or --image-size, fewer runs at once (--jobs or --per-gpu), "
+        "or another --device."
     )
 
 

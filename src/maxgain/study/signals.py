@@ -58,6 +58,23 @@ def defer_for_good() -> None:
 
 
 @contextmanager
+def asking() -> Iterator[Callable[[], None]]:
+    """What asks all runs of this process to stop, as a signal does; after the block it is forgotten."""
+    asked: list[int] = []
+
+    def ask() -> None:
+        if _state.asked is None:
+            _state.asked = signal.SIGINT
+            asked.append(signal.SIGINT)
+
+    try:
+        yield ask
+    finally:
+        if asked:
+            _state.asked = None
+
+
+@contextmanager
 def held() -> Iterator[None]:
     """Keeps the signals that ask from processes that are started in the block, until they are prepared for them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)

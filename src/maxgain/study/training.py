@@ -193,7 +193,8 @@ class Training:
         # The optimiser has its own copy of the learning rate now; the loop's tensor is the one that changes.
         for group in self.optimiser.param_groups:
             group["lr"] = self.learning_rate
-        torch.set_rng_state(tensors["rng.cpu"])
+        with capture.setting_up:  # beside runs whose weights are just being drawn
+            torch.set_rng_state(tensors["rng.cpu"])
         if self.generator is not None:
             self.generator.set_state(tensors["rng.cuda"])
 

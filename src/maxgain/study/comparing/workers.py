@@ -73,15 +73,26 @@ def in_threads(
 ) -> Generator[tuple[Job, Outcome], None, None]:
     """As `in_processes`, in threads of this process: for several runs on one GPU, a stream and a graph each.
 
-    `stop` is called in the end; it asks those to stop that still run because another one has raised.
+    `stop` asks those to stop that still run because another one has raised.
     """
     upcoming = iter(jobs)
+    running: dict[Future[Outcome], Job] = {}
     with _switching_fast(), ThreadPoolExecutor(threads) as pool:
         try:
-            running: dict[Future[Outcome], Job] = {pool.submit(work, job): job for job in islice(upcoming, threads)}
+            for job in islice(upcoming, threads):
+                running[pool.submit(work, job)] = job
             yield from _as_they_end(pool, work, running, upcoming)
         finally:
-            stop()
+            if running:
+                stop()
+
+
+def _on_a_gpu(
+    work: Callable[[Job], Outcome], jobs: Iterable[Job], threads: int
+) -> Generator[tuple[Job, Outcome], None, None]:
+    """In threads, which hear of each other's failures as they hear of signals."""
+    with signals.asking() as ask:
+        yield from in_threads(work, jobs, threads, ask)
 
 
 def _as_they_end(
@@ -98,7 +109,7 @@ def side_by_side(
     work: Callable[[Job], Outcome], jobs: Iterable[Job], count: int, device: str
 ) -> Generator[tuple[Job, Outcome], None, None]:
     """Works on this many jobs at once: in processes on a CPU, in threads of this process on a GPU."""
-    return (in_threads if chosen_device(device).type == "cuda" else in_processes)(work, jobs, max(1, count))
+    return (_on_a_gpu if chosen_device(device).type == "cuda" else in_processes)(work, jobs, max(1, count))
 
 
 def tell_of_each(jobs: Iterable[Job], on_start: Callable[[Job], None]) -> Iterator[Job]:
