@@ -153,7 +153,6 @@ def test_cross_validation_is_corrected_for_overlap_in_both_analyses_and_has_no_u
 def test_seeds_within_a_fold_are_averaged_before_folds_are_paired():
     values = {name: np.round(np.repeat(FOLDS[name], 3) + random.normal(0, 0.01, 30), 4) for name in ("none", "maxgain")}
     comparison = answer({name: row.tolist() for name, row in values.items()}, seeds=3)
-    assert comparison.question.repeats == 3
     assert len(comparison.contrasts[0].pairs) == 10
     means = {name: row.reshape(10, 3).mean(axis=1) for name, row in values.items()}
     expected = stats.ttest_rel(means["maxgain"], means["none"])
@@ -407,6 +406,23 @@ def test_which_seeds_the_folds_had_is_said():
     )
     mixed = rows | {"none": question.rows["none"]}
     assert "with seeds that differ between the rows" in told(compare(replace(question, rows=mixed), found)).design
+
+
+def test_rows_that_were_not_trained_on_the_same_folds_are_not_said_to_be():
+    question, found = asked({"none": NONE, "maxgain": NONE})
+    fewer = replace(question, rows=question.rows | {"none": question.rows["none"][:2]})
+    assert "on digits, 6 disjoint folds, of which some rows lack some;" in told(compare(fewer, found)).design
+    twice = (*question.rows["none"], replace(question.rows["none"][0], seed=9))
+    uneven = replace(question, rows=question.rows | {"none": twice})
+    assert "; the seeds of a row on one fold are averaged before pairing;" in told(compare(uneven, found)).design
+    alone = told(answer({"maxgain": NONE}, baseline="maxgain")).design
+    assert alone.startswith("The regulariser maxgain on digits, 6 disjoint folds, each with its own seed; trained")
+
+
+def test_no_difference_of_more_than_100_points_is_called_possible():
+    comparison = answer({"none": [0.5, 0.9], "maxgain": [0.6, 0.5]})
+    assert comparison.contrasts[0].decided.simultaneous_interval[0] < -1
+    assert "anything from -100.0 to +100.0 points is possible" in told(comparison).contrasts[0]
 
 
 def test_neither_the_order_of_the_records_nor_records_of_other_runs_change_anything():

@@ -41,6 +41,10 @@ def test_contrasts_are_pairs_of_rows():
     )
 
 
+def test_a_contrast_may_be_copied_from_the_table():
+    assert contrasts(["maxgain : none"], ROWS) == (("maxgain", "none"),)
+
+
 def test_matched_finds_every_x_beside_maxgain_and_x_whatever_the_order():
     assert contrasts(["matched"], ROWS) == (
         ("maxgain", "none"),
@@ -98,9 +102,8 @@ def test_a_question_of_another_version_is_named(tmp_path):
         remembered(tmp_path)
 
 
-def test_units_and_repeats_follow_from_the_runs():
+def test_units_follow_from_the_runs():
     runs = tuple(Planned(str(n), "none", 10 * n + fold, fold) for n in range(3) for fold in (4, 2))
     asked = question(rows={"none": runs}, contrasts=())
     assert asked.units == (2, 4)
-    assert asked.repeats == 3
     assert question(over="seed").units == (0, 1, 2)

@@ -85,11 +85,6 @@ class Question:
         """The folds or seeds over which runs are paired."""
         return tuple(sorted({self.unit(run) for runs in self.rows.values() for run in runs}))
 
-    @property
-    def repeats(self) -> int:
-        """How many runs a row has per fold, or per seed."""
-        return max((len(runs) for runs in self.rows.values()), default=0) // (len(self.units) or 1)
-
     def unit(self, run: Planned) -> int:
         """The fold or the seed of a run."""
         return run.seed if self.over == "seed" else run.fold or 0
@@ -111,7 +106,7 @@ def contrasts(texts: Sequence[str], rows: Sequence[str]) -> tuple[Pair, ...]:
         if text == "matched":
             pairs += _matched(rows)
             continue
-        first, colon, second = text.partition(":")
+        first, colon, second = (part.strip() for part in text.partition(":"))
         if not colon:
             raise RecipeError(f"{text!r} is no contrast: write FIRST:SECOND, as in maxgain:none, or 'matched'.")
         for name in (first, second):

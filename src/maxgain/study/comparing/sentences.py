@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -110,7 +111,7 @@ def _finding(comparison: Comparison, contrast: Contrast) -> str:
             f"{first} differs from {second} by {_inside(comparison, decided.mean)} points, and by less than "
             f"{_rope(comparison)} either way (90 % interval {_inside(comparison, low)} to {_inside(comparison, high)})"
         )
-    low, high = decided.simultaneous_interval or (0.0, 0.0)
+    low, high = (max(-1.0, min(1.0, end)) for end in decided.simultaneous_interval or (0.0, 0.0))
     mean = points(decided.mean)
     seen = (
         f"differs from {second} by {mean} points, which may be chance"
@@ -246,16 +247,6 @@ def _short(comparison: Comparison, contrast: Contrast) -> str:
 
 def _compared(comparison: Comparison) -> str:
     question = comparison.question
-    count = len(question.units)
-    cut = question.cross_validation
-    folds = "disjoint folds" if cut is None else "folds of cross-validation, whose training parts overlap"
-    on = {
-        "fold": f"the same {count} {folds}{_seeds(comparison)}",
-        "seed": f"the same {count} seeds on one split",
-    }[question.over]
-    if count < 2:
-        on = f"one {question.over} each"
-    averaged = f"; the {question.repeats} seeds per fold are averaged before pairing" if question.repeats > 1 else ""
     trained = (
         "the training and the validation part" if question.train_on == "train+validation" else "the training part alone"
     )
@@ -263,9 +254,29 @@ def _compared(comparison: Comparison) -> str:
     names = [row.name for row in comparison.rows]
     many = f"{len(names)} regularisers" if len(names) > 1 else f"The regulariser {names[0]}"
     return (
-        f"{many} on {question.dataset}, {on}{averaged}; trained on {trained}; the score is the {part} accuracy."
+        f"{many} on {question.dataset}, {_units(comparison)}; trained on {trained}; the score is the {part} accuracy."
         f"{_tuning(comparison)}"
     )
+
+
+def _units(comparison: Comparison) -> str:
+    """The folds or seeds that were compared on, and how often."""
+    question = comparison.question
+    by_row = [Counter(map(question.unit, runs)) for runs in question.rows.values()]
+    count, cut = len(question.units), question.cross_validation
+    folds = "disjoint folds" if cut is None else "folds of cross-validation, whose training parts overlap"
+    units = f"{count} {folds}" if question.over == "fold" else f"{count} seeds on one split"
+    if any(runs.keys() != by_row[0].keys() for runs in by_row):
+        on = f"{units}, of which some rows lack some"
+    elif count < 2:
+        on = f"one {question.over} each"
+    else:
+        on = ("the same " if len(by_row) > 1 else "") + units + (_seeds(comparison) if question.over == "fold" else "")
+    repeats = {runs for row in by_row for runs in row.values()}
+    if max(repeats, default=1) == 1:
+        return on
+    several = f"the {max(repeats)} seeds per fold" if len(repeats) == 1 else "the seeds of a row on one fold"
+    return f"{on}; {several} are averaged before pairing"
 
 
 def _seeds(comparison: Comparison) -> str:
@@ -277,8 +288,9 @@ def _seeds(comparison: Comparison) -> str:
     distinct = {seed for _, seed in by_row[0]}
     if len(distinct) == 1:
         return f", all with seed {min(distinct)}, so that the result is about one initialisation"
-    own = "seed" if question.repeats == 1 else "seeds"
-    return f", each with its own {own}, which all rows share" if len(distinct) == len(by_row[0]) else ""
+    own = "seed" if len(by_row[0]) == len(question.units) else "seeds"
+    shared = ", which all rows share" if len(by_row) > 1 else ""
+    return f", each with its own {own}{shared}" if len(distinct) == len(by_row[0]) else ""
 
 
 def _tuning(comparison: Comparison) -> str:
