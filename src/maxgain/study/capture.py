@@ -116,8 +116,8 @@ def stream_for(device: torch.device) -> Iterator[None]:
 
 
 _idle: defaultdict[int, list[torch.cuda.Stream]] = defaultdict(list)
-"""Of each GPU, the streams that no training uses. Torch has 32 streams, and then hands the first one out again: to a run
-that captures on it, perhaps, while another one has been training on it all the time."""
+"""Of each GPU, the streams that no training uses. Torch has 32 streams, and then hands the first one out again: to a
+run that captures on it, perhaps, while another one has been training on it all the time."""
 
 
 @contextmanager

@@ -26,8 +26,8 @@ def explained(error: Exception) -> RunError:
     if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not _SAYINGS.search(str(error)):
         raise error
     return RunError(
-        "there is not enough memory: try a smaller --batch-size or --image-size, fewer runs at once (--jobs or --per-gpu), "
-        "or another --device."
+        "there is not enough memory: try a smaller --batch-size or --image-size, fewer runs at once (--jobs or "
+        "--per-gpu), or another --device."
     )
 
 
