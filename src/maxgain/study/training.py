@@ -29,8 +29,8 @@ from .regularisers import PenaltyInputs, noise_for
 PADDING = 4
 MOMENTUM = 0.9
 MEMORY_FORMATS = {("cuda", network): torch.channels_last for network in SHIPPED}
-"""How images and kernels lie in memory on a device: as its convolutions like it best. A network of one's own has them as
-they usually lie, because it may contain ``x.view(len(x), -1)``."""
+"""How images and kernels lie in memory on a device: as its convolutions like it best. Those of a network of one's own
+lie as usual, because it may contain ``x.view(len(x), -1)``."""
 OPTIMISER_STATE = {"adam": ("step", "exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 """What torch's optimisers keep of every parameter."""
 
