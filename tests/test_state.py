@@ -67,6 +67,22 @@ def test_a_state_is_taken_up_where_the_observers_of_every_device_look() -> None:
     assert [one.tolist() for one in tally.over_devices(here)] == [[6.0, 7.0], [3, 5]]
 
 
+def test_what_a_model_has_left_on_another_device_counts_once_and_is_not_asked_for_again() -> None:
+    model = net()
+    constraint = MaxGain(model, gamma=0.1)
+    there = torch.device("cpu", 0)  # where the model has been before, as good as another one
+    record(*constraint._tally.on(there), 1, torch.tensor([7.0, torch.inf]))
+    model(torch.zeros(5, 6))
+    with pytest.warns(MeasurementWarning, match="1 instances so far had a gain that is not finite"):
+        constraint.step()
+    assert constraint.gains["2"] == 7
+    assert constraint.dropped == {"0": 0, "2": 1}
+    assert list(constraint._tally.by_device) == [torch.device("cpu")]
+    model(torch.zeros(5, 6))
+    constraint.step()
+    assert constraint.gains["2"] < 7
+
+
 def test_a_state_is_tensors_alone_and_a_copy() -> None:
     constraint = MaxGain(net())
     state = constraint.state_dict()

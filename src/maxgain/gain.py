@@ -150,7 +150,10 @@ class MaxGain(Constraint):
         if self._fresh:
             for position in share.positions:
                 self._fresh[position].replay()
-        maxima, dropped = self._tally.over_devices(share.bounds.device)
+        device = share.bounds.device
+        if len(self._tally.by_device) > 1:
+            self._tally.gather(device, {maximum.maxima.device for maximum in self._maxima})
+        maxima, dropped = self._tally.over_devices(device)
         if dropped.device.type != "cpu" or int(dropped.sum()) > self._dropped_seen:
             self._look_at(dropped)
         maxima = self._sharing.largest(maxima, self.process_group, self._names)

@@ -220,30 +220,38 @@ class Tally:
 
     count: int
     dtype: torch.dtype
-    _by_device: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    by_device: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """``(maxima, dropped)`` of that device, to be changed in place."""
-        if device not in self._by_device:
+        if device not in self.by_device:
             maxima = torch.full((self.count,), UNMEASURED, dtype=self.dtype, device=device)
             dropped = torch.zeros(self.count, dtype=torch.int64, device=device)
             if device.type == "cuda":
                 maxima, dropped = torch_quirks.at_fixed_address(maxima), torch_quirks.at_fixed_address(dropped)
-            self._by_device[device] = maxima, dropped
-        return self._by_device[device]
+            self.by_device[device] = maxima, dropped
+        return self.by_device[device]
 
     def over_devices(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """``(maxima, dropped)`` of all devices, on that one; its own tensors if there is no other."""
         maxima, dropped = self.on(device)
-        for other, (more_maxima, more_dropped) in self._by_device.items():
+        for other, (more_maxima, more_dropped) in self.by_device.items():
             if other != device:
                 maxima = torch.maximum(maxima, more_maxima.to(device))
                 dropped = dropped + more_dropped.to(device)
         return maxima, dropped
 
+    def gather(self, device: torch.device, used: set[torch.device]) -> None:
+        """After a model was moved: bring what lies on unused devices to this one, once, and not again in every step."""
+        maxima, dropped = self.on(device)
+        for other in self.by_device.keys() - used - {device}:
+            more_maxima, more_dropped = self.by_device.pop(other)
+            maxima.copy_(torch.maximum(maxima, more_maxima.to(device)))
+            dropped.add_(more_dropped.to(device))
+
     def forget(self, layers: Tensor | None) -> None:
         """Start again after a step: all layers, or those that an index names."""
-        for maxima, _ in self._by_device.values():
+        for maxima, _ in self.by_device.values():
             if layers is None:
                 maxima.fill_(UNMEASURED)
             else:
@@ -253,7 +261,7 @@ class Tally:
         """Take up what was saved, in the same tensors: observers of every device know theirs."""
         own_maxima, own_dropped = self.on(device)
         self.forget(None)
-        for _, counts in self._by_device.values():
+        for _, counts in self.by_device.values():
             counts.zero_()
         own_maxima.copy_(maxima)
         own_dropped.copy_(dropped)
