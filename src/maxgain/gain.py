@@ -17,6 +17,7 @@ from .distributed import Group, Sharing, check_group
 from .errors import AttachError, MaxGainError, MeasurementWarning
 from .fresh import FreshMaximum
 from .functional import check_choice, check_count, check_p
+from .later import Asked
 from .layers import Instance
 from .observe import UNMEASURED, RunningMaximum, Tally
 from .rounding import Rounding
@@ -103,7 +104,7 @@ class MaxGain(Constraint):
         self._releases = strength == "rate"
         self._steps = 0
         self._dropped_seen = 0
-        self._asked: Tensor | None = None
+        self._asked: Asked | None = None
         self._rounding: Rounding | None = None
         super().__init__(model, gamma, include=include, exclude=exclude)
         self._resting = [0] * len(self._layers)
@@ -203,10 +204,9 @@ class MaxGain(Constraint):
             self._warn_of_dropped(dropped.tolist())
         elif not torch_quirks.is_capturing(dropped.device):
             if self._steps % STEPS_BETWEEN_LOOKS == 0:
-                # What the last look asked for has long arrived, so nobody waits for it.
                 if self._asked is not None:
-                    self._warn_of_dropped(self._asked.tolist())
-                self._asked = dropped.to("cpu", non_blocking=True)
+                    self._warn_of_dropped(self._asked.read())
+                self._asked = Asked(dropped)
             self._steps += 1
 
     def _warn_of_dropped(self, dropped: list[int]) -> None:

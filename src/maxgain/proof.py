@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from . import torch_quirks
 from .distributed import is_flat_shard, whole, whole_weights
 from .errors import MaxGainError, UnsupportedLayerError
+from .later import Asked
 from .layers import FoundLayer, refusals
 
 TOLERANCE = 0.02
@@ -223,7 +224,7 @@ class Slipping:
         self.layers = [layers[place] for place in self.places]
         self._least: dict[str, tuple[float, float]] = {}
         """The smallest size so far of each layer for a weight of norm 1, and the norm that its weight had then."""
-        self._asked: Tensor | None = None
+        self._asked: Asked | None = None
 
     def look(self, sizes: Tensor, scales: Tensor) -> None:
         """Compare the sizes of all layers with the norms of their weights.
@@ -235,11 +236,11 @@ class Slipping:
             return
         norms = [whole(torch.linalg.vector_norm(layer.weight.detach())).to(sizes) for layer in self.layers]
         found = torch.cat([sizes, scales, torch.stack(norms)])
-        seen, self._asked = self._asked, found.to("cpu", non_blocking=True)
+        seen, self._asked = self._asked, Asked(found)
         if found.device.type == "cpu":
-            seen = found
+            seen = self._asked
         if seen is not None:
-            count, values = len(sizes), seen.tolist()
+            count, values = len(sizes), seen.read()
             # Chosen here: an index that is a list would be sent to the device, which waits.
             self._judge([(values[place], values[count + place]) for place in self.places], values[2 * count :])
 

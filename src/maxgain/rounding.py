@@ -19,6 +19,7 @@ from torch import Tensor
 from . import torch_quirks
 from .distributed import is_sharded, whole_weights
 from .functional import gain
+from .later import Asked
 from .layers import FoundLayer
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Rounding:
         self.without_bias = set[str]()
         """The layers that are measured without their biases."""
         self._shares: dict[str, Tensor] = {}
-        self._asked: tuple[list[str], Tensor] | None = None
+        self._asked: tuple[list[str], Asked] | None = None
 
     def look(self) -> None:
         """Look at the next forwards, and judge what the last ones showed of an accelerator, which is not waited for."""
@@ -44,9 +45,9 @@ class Rounding:
         if self._shares:
             first, *_ = self._shares.values()
             shares = torch.stack([share.to(first.device) for share in self._shares.values()])
-            self._asked = list(self._shares), shares.to("cpu", non_blocking=True)
+            self._asked = list(self._shares), Asked(shares)
             self._shares = {}
-        for name, share in zip(ready[0], ready[1].tolist(), strict=True) if ready else ():
+        for name, share in zip(ready[0], ready[1].read(), strict=True) if ready else ():
             self._judge(name, share)
         for name in self._hooks.keys() - self.without_bias:
             self._hooks[name].note = partial(self._note, name)
