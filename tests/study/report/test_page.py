@@ -169,3 +169,15 @@ def test_promise_18_tuning_runs_of_other_settings_or_data_are_not_averaged(tmp_p
     searches = tunings._by_fold(Records((*tried[:4], *elsewhere), (), ()), ())
     assert "on other data too" in searches[0].outcome
     assert len(searches) == 2
+
+
+def test_tuning_runs_of_other_seeds_are_not_averaged():
+    tried = [
+        tuning_run(gamma, fold, 0.9 if begin else 0.5, seed=begin + fold)
+        for begin in (0, 50)
+        for gamma in (1.0, 2.0)
+        for fold in range(2)
+    ]
+    searches = tunings._by_fold(Records(tuple(tried), (), ()), ())
+    assert [[row["validation_accuracy"] for row in search.curve] for search in searches] == [[0.5, 0.5], [0.9, 0.9]]
+    assert "or with other seeds" in searches[1].outcome

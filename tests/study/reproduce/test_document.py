@@ -51,6 +51,16 @@ def test_without_any_record_every_claim_is_not_run_and_has_its_command(tmp_path)
     assert {re.search(r"`maxgain reproduce (\S+)`", line)[1] for line in lines} == set(EXPERIMENTS)
 
 
+def test_records_that_contradict_each_other_are_named_in_the_document(tmp_path):
+    tune(CIFAR10, tmp_path / "results")
+    finish(CIFAR10, tmp_path / "results", as_in_the_paper)
+    assert "About the records" not in made(tmp_path)
+    again = records.read(tmp_path / "results").runs[0] | {"test_accuracy": 0.99}
+    records.append(tmp_path / "results", again)
+    doubts = made(tmp_path).partition("About the records:\n\n")[2].partition("\n\n")[0]
+    assert re.fullmatch(r"- .*cifar10\.jsonl: 1 run is recorded more than once, with scores that differ; .*\.", doubts)
+
+
 def test_a_search_that_is_not_over_shows_what_was_tried_and_chooses_nothing(tmp_path):
     for job in CIFAR10.tuning()[:3]:
         records.append(tmp_path / "results" / TUNING, record_of(job, 0.8 + job.chosen["maxgain"] / 100, has_test=False))

@@ -125,24 +125,38 @@ def _results(folder: Path) -> Iterator[Mapping[str, Any]]:
 def _by_fold(tuning: Records, runs: Sequence[Record]) -> list[Tuning]:
     """The searches of `compare --tuned`, one per regulariser: its points' scores are means over the folds.
 
-    Runs of other settings or on other data are another search.
+    Runs of other settings, on other data or with another seed are another search.
     """
     groups: dict[tuple[str, str, str], list[Record]] = {}
     for record in (*tuning.runs, *tuning.failed):
         groups.setdefault((record["recipe"], record["regulariser"], way(record)), []).append(record)
-    searches = [(*about, by_data(trials)) for about, trials in sorted(groups.items())]
     tunings, made = [], Counter[tuple[str, str]]()
-    for recipe, regulariser, settings, by_fingerprint in searches:
+    for (recipe, regulariser, settings), tried in sorted(groups.items()):
+        searches = [trials for of_data in by_data(tried) for trials in _by_seed(of_data)]
         outcome = _chosen([run for run in runs if run["regulariser"] == regulariser and _chosen_by(run, settings)])
-        if len(by_fingerprint) > 1:
-            outcome = "What was chosen is not told, as the same was searched for on other data too."
-        for trials in by_fingerprint:
+        if len(searches) > 1:
+            outcome = (
+                "What was chosen is not told, as the same was searched for on other data too, or with other seeds."
+            )
+        for trials in searches:
             folds = {trial["config"].get("fold") for trial in trials}
             title = f"{recipe}, {regulariser}" + (f", mean over {len(folds)} folds" if len(folds) > 1 else "")
             made[recipe, regulariser] += 1
             title += f" (search {made[recipe, regulariser]})" if made[recipe, regulariser] > 1 else ""
             tunings.append(Tuning(title, averaged(trials), None, outcome))
     return tunings
+
+
+def _by_seed(trials: Sequence[Record]) -> list[list[Record]]:
+    """The runs; apart, by the seed that those of their folds follow from, where a point was tried with several."""
+    points = Counter((trial["config"].get("fold"), *trial.get("tuned", {}).items()) for trial in trials)
+    if max(points.values()) == 1:
+        return [list(trials)]
+    searches: dict[int, list[Record]] = {}
+    for trial in trials:
+        config = trial["config"]
+        searches.setdefault(config.get("seed", 0) - (config.get("fold") or 0), []).append(trial)
+    return list(searches.values())
 
 
 def _chosen_by(run: Record, settings: str) -> bool:

@@ -82,10 +82,19 @@ def written(states: Mapping[str, State], pictures: str) -> tuple[str, dict[str, 
         ("claim", "command", "the paper", "ours", "verdict"),
         [(claim.text, f"`{claim.command}`", claim.paper, claim.ours, claim.verdict) for claim in claims(states)],
     )
-    parts = [MARK, "# What holds of the paper, run again", PREFACE, "## In short", summary]
+    parts = [MARK, "# What holds of the paper, run again", PREFACE, "## In short", summary, *_doubts(states)]
     for state in states.values():
         parts += _section(state, show)
     return "\n\n".join(parts) + "\n", drawn
+
+
+def _doubts(states: Mapping[str, State]) -> Iterator[str]:
+    """What is wrong with the records, if anything is: numbers that rest on them are not to be read without it."""
+    stages = [stage for state in states.values() for stage in (state.tuning, state.certain)]
+    warnings = dict.fromkeys(warning for stage in stages for warning in stage.known.warnings)
+    if warnings:
+        yield "About the records:"
+        yield _bullets(f"{warning}." for warning in warnings)
 
 
 def _section(state: State, show: Show) -> Iterator[str]:
