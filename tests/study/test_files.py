@@ -127,6 +127,17 @@ def test_what_the_program_wrote_is_known_by_its_beginning_or_because_it_was_clai
     assert (tmp_path / "folder" / "any.txt").read_text() == "new"
 
 
+def test_what_the_program_wrote_is_known_after_git_gave_it_the_line_ends_of_windows(tmp_path):
+    with files.alone_in(tmp_path, "any.txt"):
+        files.write_text(tmp_path / "any.txt", "old")
+        files.write_json(tmp_path / "marked.json", {"maxgain": "1.0"})
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    files.write_text(tmp_path / "any.txt", "new")
+    files.write_json(tmp_path / "marked.json", {"maxgain": "1.1"})
+    assert (tmp_path / "any.txt").read_text() == "new"
+
+
 def test_promise_21_a_folder_with_somebody_elses_files_is_not_taken_over(tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["Other"]}')
     with (

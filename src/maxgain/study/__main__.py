@@ -11,6 +11,11 @@ def main() -> int:
     for name in ("MPLBACKEND", "SOURCE_DATE_EPOCH"):  # matplotlib's: figures go into files here, and have no date
         os.environ.pop(name, None)
     try:
+        os.getcwd()
+    except FileNotFoundError:  # of which torch would say that a part of it is missing
+        sys.stderr.write("maxgain: the folder that this shell is in was removed: change to another, and try again.\n")
+        return 2
+    try:
         with signals.ending():  # what is imported here takes seconds
             from .cli.app import main as run
         return run()

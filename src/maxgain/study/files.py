@@ -114,8 +114,7 @@ def claimed(path: Path) -> bool:
     claim = path.parent / CLAIM
     if not claim.is_file():
         return False
-    with claim.open("rb") as file:
-        names = file.read(_BEGINNING).split(b"\n")
+    names = _beginning(claim).split(b"\n")
     return names == [b""] or os.fsencode(path.name) in names
 
 
@@ -135,8 +134,13 @@ def marked(path: Path, kind: str | None = None) -> bool:
     mark = MARKS.get(kind or path.suffix.lower())
     if mark is None:
         return False
+    return mark in _beginning(path)
+
+
+def _beginning(path: Path) -> bytes:
+    """What a file begins with; one that went through Windows, or through git there, has other line ends."""
     with path.open("rb") as file:
-        return mark in file.read(_BEGINNING)
+        return file.read(_BEGINNING).replace(b"\r\n", b"\n")
 
 
 def folders_in(folder: Path) -> list[Path]:

@@ -143,6 +143,16 @@ def test_machines_are_told_what_is_wrong_in_json(command, capsys) -> None:
     assert shown.err == f"maxgain: {answer['error']}\n"
 
 
+def test_a_folder_that_was_removed_below_the_shell_is_named_as_that(tmp_path) -> None:
+    code = "import os, sys; from maxgain.study.__main__ import main; os.rmdir(os.getcwd()); sys.exit(main())"
+    (tmp_path / "removed").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", code, "list"], cwd=tmp_path / "removed", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == "maxgain: the folder that this shell is in was removed: change to another, and try again.\n"
+
+
 @pytest.mark.parametrize(("missing", "command"), [("tyro", "--help"), ("optuna", "tune digits --help")])
 def test_what_is_not_installed_is_named_in_one_sentence(missing, command) -> None:
     code = f"import sys; sys.modules['{missing}'] = None; from maxgain.study.__main__ import main; sys.exit(main())"

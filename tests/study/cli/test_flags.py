@@ -1,6 +1,7 @@
 """Flags and their help: every option is described once, every example works, and a wrong flag is answered kindly."""
 
 import importlib
+import os
 import re
 import shlex
 from dataclasses import dataclass
@@ -28,6 +29,13 @@ def help_of(capsys, monkeypatch, *words, width=100):
 
 def flat(text):
     return " ".join(re.sub("[│╭╮╰╯─]", " ", text).split())
+
+
+@pytest.mark.parametrize("width", [1, 3, 20])
+def test_help_comes_to_an_end_on_a_terminal_of_any_width(width, capsys, monkeypatch) -> None:
+    shown = help_of(capsys, monkeypatch, "list", width=width)
+    assert "--json" in shown
+    assert os.environ["COLUMNS"] == str(width)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

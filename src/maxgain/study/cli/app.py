@@ -18,8 +18,6 @@ from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_st
 from functools import partial
 from typing import Any, TextIO
 
-import tyro
-
 import maxgain
 from maxgain.errors import MaxGainError, RecipeError
 
@@ -153,7 +151,7 @@ def _parsed(name: str, command: Any, rest: list[str]) -> Any:
         # Flags are described to those who ask for help or are wrong, and to them alone, as that takes a while.
         default = {"default": options_type(recipe=how["recipe"])} if "recipe" in how else {}
         with suppress(SystemExit), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
-            return tyro.cli(options_type, args=rest, prog=how["prog"], config=flags.CONFIG, **default)
+            return flags.parsed(options_type, args=rest, prog=how["prog"], config=flags.CONFIG, **default)
     return flags.read(options_type, rest, **how)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import io
+import os
 import re
 import shutil
 import sys
@@ -28,6 +29,8 @@ from .terminal import wrapped
 
 CHOICES: Mapping[str, Collection[str]] = {"network": NETWORKS, "dataset": DATASETS}
 """What may follow a flag; another value is answered by whoever looks it up."""
+NARROWEST = 20
+"""Columns of a terminal, as far as help is concerned."""
 KINDS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
 CONFIG = (tyro.conf.FlagCreatePairsOff, tyro.conf.SuppressFixed)
 
@@ -45,7 +48,7 @@ def read(
     box, manual = io.StringIO(), _AsIfShown()
     try:
         with redirect_stderr(box), redirect_stdout(manual):
-            return tyro.cli(
+            return parsed(
                 options_type,
                 args=list(words),
                 prog=prog,
@@ -61,6 +64,17 @@ def read(
             raise
         said = _unknown_flag(options_type, words, hidden) or tyro_box.sentence(box.getvalue())
         raise MaxGainError(said if said.endswith("?") else f"{said}; see '{prog} --help'.") from None
+
+
+def parsed(options_type: Any, **how: Any) -> Any:
+    """`tyro.cli`, which would write the help of a terminal of three columns or fewer for ever."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(max(NARROWEST, shutil.get_terminal_size().columns))
+    try:
+        return tyro.cli(options_type, **how)
+    finally:
+        os.environ.pop("COLUMNS")
+        os.environ |= {} if before is None else {"COLUMNS": before}
 
 
 class _AsIfShown(io.StringIO):
