@@ -411,6 +411,8 @@ def defect(module: nn.Module, kind: LayerKind, *, rescale: bool = True) -> str |
         return "its size is not known before a first batch has gone through the model; run one first"
     if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.layout != torch.strided:
         return "its weight is quantised, sparse or complex"
+    if weight.element_size() < 2:
+        return f"its weight is quantised to {weight.dtype}, in which nothing can be computed"
     if weight.dim() > 1 and not weight.numel():  # a vector may be a rank's share of a weight, FSDP1's
         return "its weight has no entries"
     if rescale and kind.weight not in module._parameters:

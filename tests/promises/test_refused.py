@@ -61,6 +61,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "lazy": (lambda: nn.LazyLinear(4), "LazyLinear", "run one first"),
     "quantised": (quantised, "Linear", "its weight is quantised"),
     "int8": (int8_linear, "Linear", "its weight is quantised"),
+    "float8": (lambda: nn.Linear(4, 4).to(torch.float8_e4m3fn), "Linear", "its weight is quantised to torch.float8"),
     "batch norm without scale": (lambda: nn.BatchNorm1d(4, affine=False), "BatchNorm1d", "no weight to scale"),
     "batch norm without statistics": (
         lambda: nn.BatchNorm1d(4, track_running_stats=False),

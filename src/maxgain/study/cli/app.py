@@ -10,6 +10,7 @@ import importlib
 import io
 import json
 import shlex
+import shutil
 import signal
 import sys
 import warnings
@@ -17,6 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from functools import partial
 from typing import Any, TextIO
+
+import tyro
 
 import maxgain
 from maxgain.errors import MaxGainError, RecipeError
@@ -147,11 +150,12 @@ def _parsed(name: str, command: Any, rest: list[str]) -> Any:
             recipe, *rest = rest
             how = {"prog": f"maxgain {name} {recipe}", "recipe": RECIPES[recipe]}
     options_type = command.Options
-    if not hasattr(options_type, "refuses") and "begun" not in how:
+    is_narrow = shutil.get_terminal_size().columns < flags.NARROWEST
+    if not hasattr(options_type, "refuses") and "begun" not in how and not is_narrow:
         # Flags are described to those who ask for help or are wrong, and to them alone, as that takes a while.
         default = {"default": options_type(recipe=how["recipe"])} if "recipe" in how else {}
         with suppress(SystemExit), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
-            return flags.parsed(options_type, args=rest, prog=how["prog"], config=flags.CONFIG, **default)
+            return tyro.cli(options_type, args=rest, prog=how["prog"], config=flags.CONFIG, **default)
     return flags.read(options_type, rest, **how)
 
 

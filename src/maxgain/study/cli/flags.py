@@ -48,7 +48,7 @@ def read(
     box, manual = io.StringIO(), _AsIfShown()
     try:
         with redirect_stderr(box), redirect_stdout(manual):
-            return parsed(
+            return _parsed(
                 options_type,
                 args=list(words),
                 prog=prog,
@@ -66,7 +66,7 @@ def read(
         raise MaxGainError(said if said.endswith("?") else f"{said}; see '{prog} --help'.") from None
 
 
-def parsed(options_type: Any, **how: Any) -> Any:
+def _parsed(options_type: Any, **how: Any) -> Any:
     """`tyro.cli`, which would write the help of a terminal of three columns or fewer for ever."""
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = str(max(NARROWEST, shutil.get_terminal_size().columns))
