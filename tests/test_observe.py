@@ -148,3 +148,14 @@ def test_nan_is_warned_about_at_powers_of_ten_and_not_at_every_step() -> None:
             constraint.discard()
     assert said == 2, "after 1 and after 10"
     assert constraint.dropped == {"0": 50}
+
+
+def test_a_gain_is_taken_where_the_output_is_if_a_forward_fetches_its_input() -> None:
+    class Fetching(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.to(self.weight.device))
+
+    layer = Fetching(6, 3, device="meta")  # as good as a second GPU
+    constraint = MaxGain(layer)
+    layer(torch.randn(4, 6))
+    assert [maximum.maxima.device.type for maximum in constraint._maxima] == ["meta"]

@@ -149,6 +149,8 @@ class Hook(torch_quirks.ForwardHook):
             self.look()
         if type(x) is not Tensor or type(output) is not Tensor:
             x, output = self._rows(x), self._rows(output)
+        elif x.device != output.device:  # a forward may fetch its input, as Accelerate's do in models on several GPUs
+            x = x.to(output.device)
         try:
             self.observe(x, output)
         except MaxGainError:
@@ -323,7 +325,9 @@ class RunningMaximum:
         dims = self.layer.instance_dims(x)
         own = module._parameters
         if kind.form == "batch_norm":
-            part = kernels.Part("batch_norm", x, None, own["weight"], module._buffers["running_var"], module.eps, dims)  # type: ignore[arg-type]
+            # A kernel that was compiled for a whole number would take no other.
+            eps = float(module.eps)  # type: ignore[arg-type]
+            part = kernels.Part("batch_norm", x, None, own["weight"], module._buffers["running_var"], eps, dims)
         else:
             bias = own["bias"] if "bias" in own else getattr(module, "bias", None)
             part = kernels.Part("affine", x, output, bias, None, 0.0, dims)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from maxgain import MaxGain
 from maxgain.functional import record
-from maxgain.kernels import Part, measure, measuring
+from maxgain.kernels import FusedProjection, Part, measure, measuring
 
 each_p = pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -269,3 +269,10 @@ def test_a_plan_does_not_make_torch_compile_again_for_each_batch_size(monkeypatc
     for size in (4, 5, 9, 40, 100):
         step(torch.zeros(size, 3, 8, 8))
     assert len(compiled) == 1
+
+
+def test_a_projection_is_planned_anew_for_weights_of_another_type_at_the_same_address():
+    weight = torch.zeros(16)
+    planned = FusedProjection([weight], [0], 1)
+    assert planned.fits([weight])
+    assert not planned.fits([weight.view(torch.bfloat16)])

@@ -89,8 +89,9 @@ def _in_one_piece(weight: Tensor) -> bool:
     return weight.dim() in formats and weight.is_contiguous(memory_format=formats[weight.dim()])
 
 
-def _addresses(weights: Sequence[Tensor]) -> list[int]:
-    return [weight.data_ptr() for weight in weights]
+def _addresses(weights: Sequence[Tensor]) -> list[tuple[int, torch.dtype]]:
+    """With their types: where a weight was, the same one may be again after two changes of its type, in another."""
+    return [(weight.data_ptr(), weight.dtype) for weight in weights]
 
 
 def _chunks(weights: Sequence[tuple[Tensor, int]], device: torch.device) -> Tensor:

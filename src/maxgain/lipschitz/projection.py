@@ -225,7 +225,8 @@ class FollowedNorm:
         if type(weight) is not nn.Parameter or weight.device != device or isinstance(self.map, OwnForward):
             return None
         tensors = [weight, self.vectors, *self.layer.module._buffers.values()]
-        return self.sizes, id(self.map), *(0 if tensor is None else tensor.data_ptr() for tensor in tensors)
+        places = [None if one is None else (one.data_ptr(), one.dtype, one.stride()) for one in tensors]
+        return self.sizes, id(self.map), *places
 
     def state(self) -> dict[str, Tensor]:
         """What an estimate depends on besides the weights."""

@@ -1,6 +1,9 @@
 """Benchmarks: what is timed is what it says, and the table is made of medians of ratios. No test looks at a clock."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -99,3 +102,22 @@ def test_the_networks_of_both_machines_can_be_made_without_running_them() -> Non
     with torch.device("meta"):
         for network in (*ON_CPU.values(), *ON_GPU.values(), *(n for sweep in SWEEPS.values() for n in sweep.values())):
             assert sum(parameter.numel() for parameter in network.model().parameters()) > 0
+
+
+def test_everything_is_timed_on_the_gpu_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = []
+
+    @contextmanager
+    def device(chosen: torch.device) -> Iterator[None]:
+        current.append(chosen)
+        yield
+        current.pop()
+
+    def rows(settings: running.Settings) -> Iterator[tuple[dict[str, Any], running.Row]]:
+        yield {"seen": list(current)}, running.Row("net", "eager", "MaxGain", 1.0, 1.0, 1.0, 1.0, None)
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(running, "_machine", str)
+    monkeypatch.setattr(running, "_rows", rows)
+    second = torch.device("cuda", 1)
+    assert [content["rows"][-1]["seen"] for content in running.measure(running.Settings(second))] == [[second]]

@@ -70,9 +70,11 @@ def measure(settings: Settings) -> Iterator[dict[str, Any]]:
         "steps": settings.steps,
     }
     rows = []
-    for about, row in _rows(settings):
-        rows.append(asdict(row) | about)
-        yield content | {"rows": rows}
+    # Memory, waiting and captures are of the current GPU.
+    with torch.cuda.device(settings.device) if settings.device.type == "cuda" else contextlib.nullcontext():
+        for about, row in _rows(settings):
+            rows.append(asdict(row) | about)
+            yield content | {"rows": rows}
 
 
 def networks_on(device: torch.device) -> dict[str, Network]:
