@@ -95,7 +95,7 @@ class Constraint(ABC):
         self._said_silent: set[str] = set()
         """The layers that the user was told are not measured."""
         tried = [layer for layer in self._layers if layer.own_forward]
-        self._proofs = Proofs(tried, measured=bool(self._observers)) if tried else None
+        self._proofs = Proofs(tried, self._observers[0].instance if self._observers else None) if tried else None
         self._slipping: Slipping | None = None
         self._until_look, self._wait = FIRST_LOOK
         """After how many more steps the weights are looked at, and how many came before the last look."""

@@ -18,7 +18,7 @@ from .errors import MaxGainError, MeasurementWarning
 from .functional import check_choice, check_p
 from .layers import ITSELF, FoundLayer, Instance, find_layers
 from .observe import Hook, layer_gains
-from .proof import expect_parts_to_show
+from .proof import Proof, expect_parts_to_show
 from .strict_json import number, report
 from .text import Tabular, extra
 
@@ -119,11 +119,13 @@ def measure_gains(
     def observe(layer: FoundLayer, x: Tensor, output: Tensor) -> None:
         seen[layer.name].append(layer_gains(layer, x, output, p, instance).flatten())
 
-    with evaluating(model), watching(layers, observe, instance):
-        expect_parts_to_show(layers)
+    proofs = {layer.name: Proof(layer, instance) for layer in layers if layer.own_forward}
+    with evaluating(model), watching(layers, observe, instance, proofs):
         device = layers[0].weight.device
         for number, batch in enumerate(batches):
             call(model, batch, device, f"batch {number}")
+            if number == 0:
+                expect_parts_to_show(proofs.values())
     silent = [name for name, parts in seen.items() if not sum(map(len, parts))]
     if len(silent) == len(layers):
         raise MaxGainError("no gain was measured: there was no batch, or the model ran none of its layers.")
@@ -195,12 +197,19 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def watching(
-    layers: Iterable[FoundLayer], observe: Callable[[FoundLayer, Tensor, Tensor], None], instance: Instance = "auto"
+    layers: Iterable[FoundLayer],
+    observe: Callable[[FoundLayer, Tensor, Tensor], None],
+    instance: Instance = "auto",
+    proofs: Mapping[str, Proof] | None = None,
 ) -> Iterator[None]:
-    """Within this context ``observe(layer, input, output)`` is called whenever one of the layers runs."""
+    """Within this context ``observe(layer, input, output)`` is called whenever one of the layers runs.
+
+    The proofs of some are told how these are called.
+    """
+    notes = {name: proof.note for name, proof in (proofs or {}).items()}
     with ExitStack() as stack:
         for layer in layers:
-            stack.callback(Hook(layer, partial(observe, layer), instance=instance).remove)
+            stack.callback(Hook(layer, partial(observe, layer), notes.get(layer.name), instance).remove)
         yield
 
 

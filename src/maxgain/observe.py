@@ -197,6 +197,8 @@ def _misfit(layer: FoundLayer, x: Any, output: Any) -> str | None:
         return f"it returns {type(output).__name__}, and which part of that is Wx is not known"
     if x.is_nested or x.layout != torch.strided:
         return f"its input is {'nested' if x.is_nested else 'sparse'}, which has no norm of one instance"
+    if kind.form == "batch_norm" and x.shape[1:2] != layer.weight.shape:
+        return f"its input has shape {tuple(x.shape)}, and its {len(layer.weight)} scales do not lie along dimension 1"
     if not is_part:
         return None
     dims, bias = layer.instance_dims(x), getattr(layer.module, "bias", None)
@@ -325,6 +327,7 @@ class RunningMaximum:
         dims = self.layer.instance_dims(x)
         own = module._parameters
         if kind.form == "batch_norm":
+            assert x.shape[1] == len(own["weight"])  # type: ignore[arg-type]  # or the kernel reads beyond its end
             # A kernel that was compiled for a whole number would take no other.
             eps = float(module.eps)  # type: ignore[arg-type]
             part = kernels.Part("batch_norm", x, None, own["weight"], module._buffers["running_var"], eps, dims)

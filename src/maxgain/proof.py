@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from . import torch_quirks
 from .distributed import is_flat_shard, whole, whole_weights
 from .errors import MaxGainError, UnsupportedLayerError
 from .later import Asked
-from .layers import FoundLayer, refusals
+from .layers import FoundLayer, Instance, refusals
 
 TOLERANCE = 0.02
 """By which fraction of ``Wx`` half the weight may miss half of it: rounding, and quantisation in training, do that."""
@@ -44,6 +44,10 @@ BIAS_STAYS = (
     "its output less its bias is not its Wx, so its gain cannot be seen (its type has a forward of its own: with an "
     "activation or a factor behind the bias, say)"
 )
+OTHER_DIMENSIONS = (
+    "it reads its input along other dimensions than a layer of its kind, so its gain would be something else's (its "
+    "type has a forward of its own)"
+)
 SLIPPING = (
     "its weight has been divided step after step and is hardly there any more, but its gain has not come down, so its "
     "Wx is not proportional to its weight"
@@ -61,14 +65,17 @@ def expect_whole_weights(layers: Sequence[FoundLayer]) -> None:
         raise UnsupportedLayerError(refusals(refused, "constrained"))
 
 
-def expect_parts_to_show(layers: Sequence[FoundLayer]) -> None:
-    """Refuse layers whose output less their bias is something else than ``Wx``, as far as that can be tried."""
+def expect_parts_to_show(proofs: Iterable[Proof]) -> None:
+    """Refuse layers whose ``Wx`` is not where their type has it, as far as that can be tried; what they keep is let go.
+
+    They have been called once, in a way that was noted.
+    """
     refused = []
-    for layer in layers:
-        if layer.own_forward and layer.kind.needs_output and layer.module._parameters.get("bias") is not None:
-            with contextlib.suppress(Exception):  # a forward is arbitrary code
-                if Proof(layer).bias_stays():
-                    refused.append((layer.name, layer.module, BIAS_STAYS))
+    for proof in proofs:
+        with contextlib.suppress(Exception):  # a forward is arbitrary code
+            if (objection := proof.against_measuring({}, TOLERANCE)) is not None:
+                refused.append((proof.layer.name, proof.layer.module, objection))
+        proof.let_go()
     if refused:
         raise UnsupportedLayerError(refusals(refused, "measured"))
 
@@ -76,8 +83,8 @@ def expect_parts_to_show(layers: Sequence[FoundLayer]) -> None:
 class Proofs:
     """The layers of a model whose forward is their own, until it was tried."""
 
-    def __init__(self, layers: Sequence[FoundLayer], *, measured: bool) -> None:
-        self.open = {layer.name: Proof(layer, measured=measured) for layer in layers}
+    def __init__(self, layers: Sequence[FoundLayer], instance: Instance | None) -> None:
+        self.open = {layer.name: Proof(layer, instance) for layer in layers}
 
     def settle(self, layers: Sequence[FoundLayer], device: torch.device) -> None:
         """Before the weights of these layers are divided, find out whether they may be; if not, raise and name them."""
@@ -102,10 +109,10 @@ class Proofs:
 class Proof:
     """Remembers how a layer is called, and tries whether halving its weight halves its ``Wx``."""
 
-    def __init__(self, layer: FoundLayer, *, measured: bool = True) -> None:
+    def __init__(self, layer: FoundLayer, instance: Instance | None = "auto") -> None:
         self.layer = layer
-        self.measured = measured
-        """Whether what the layer returns is looked at, and not its weight alone."""
+        self.instance = instance
+        """What is taken for one x; None where the weight alone is looked at, and not what the layer returns."""
         self._shape: tuple[int, ...] | None = None
         self._others: tuple[Any, ...] = ()
         self._keywords: dict[str, Any] = {}
@@ -145,7 +152,7 @@ class Proof:
             # weight of zero leaves nothing of the input; 1 + weight, say, would leave it all.
             x, nothing = self._input(), torch.zeros_like(whole(self.layer.weight))
             equal = torch.equal(self._part(nothing, x, {}), self._part(nothing, -x, {}))
-            return None if equal else DOES_NOT_HALVE
+            return self.against_measuring({}, TOLERANCE) if equal else DOES_NOT_HALVE
         objection, later = self._against({}, TOLERANCE), self._later()
         if objection is None and later and self.layer.weight.requires_grad:
             with contextlib.suppress(Exception):  # made up as they are, they may be no parameters for this forward
@@ -156,16 +163,44 @@ class Proof:
         """What there is against the layer with these in the place of other parameters."""
         x, weight, others, full = self._trial(given)
         halved = self._part(weight / 2, x, others)
-        if torch.linalg.vector_norm(halved - full / 2) > tolerance * torch.linalg.vector_norm(full):
+        if _differ(2 * halved, full, tolerance):
             return DOES_NOT_HALVE
-        return BIAS_STAYS if self.measured and self.bias_stays(given, tolerance) else None
+        return None if self.instance is None else self.against_measuring(given, tolerance)
 
     @torch.no_grad()
-    def bias_stays(self, given: dict[str, Tensor] | None = None, tolerance: float = TOLERANCE) -> bool:
-        """Whether a bias as large as ``Wx`` shows in what is taken for ``Wx``: something is done to both together."""
-        x, weight, others, full = self._trial(given or {})
+    def against_measuring(self, given: dict[str, Tensor], tolerance: float) -> str | None:
+        """What there is against taking what is seen of the layer for its ``Wx``."""
+        if not self.layer.kind.needs_output:
+            return OTHER_DIMENSIONS if self._scales_elsewhere() else None
+        x, weight, others, full = self._trial(given)
+        if self._mixes(x, weight, others, full):
+            return OTHER_DIMENSIONS
+        # A bias as large as Wx must not show: or something is done to both together.
         biased = self._part(weight, x, others, bias=full.square().mean().sqrt().item())
-        return bool(torch.linalg.vector_norm(biased - full) > tolerance * torch.linalg.vector_norm(full))
+        return BIAS_STAYS if _differ(biased, full, tolerance) else None
+
+    def _mixes(self, x: Tensor, weight: Tensor, others: dict[str, Tensor], full: Tensor) -> bool:
+        """Whether ``Wx`` of an instance, the last one, is another if the other instances are."""
+        dims = self.layer.instance_dims(x, self.instance or "auto")
+        instances = x.shape[: x.dim() - dims]
+        if not self.layer.kind.output_is_part or instances != full.shape[: full.dim() - dims] or instances.numel() < 2:
+            return False
+        flipped = -x
+        flipped.view(instances.numel(), -1)[-1].neg_()
+        alone, beside = (z.reshape(instances.numel(), -1)[-1] for z in (full, self._part(weight, flipped, others)))
+        return _differ(beside, alone, ROUGHLY)
+
+    def _scales_elsewhere(self) -> bool:
+        """Whether a normalisation's first scale shows in the output where its row does not have it."""
+        if self._shape is None:  # its weight alone is looked at, or its first forward was compiled
+            return False
+        x, nothing = self._input(), torch.zeros_like(whole(self.layer.weight))
+        first = nothing.clone()
+        first.view(-1)[0] = 1
+        with whole_weights(self.layer.module, {self.layer.kind.weight: first}):
+            where = self.layer.kind.linear_part(self.layer.module, x, None)[1] != 0
+        without, scaled = (self._part(weight, x, {}) for weight in (nothing, first))
+        return where.shape == scaled.shape and bool(((scaled != without) & ~where).any())
 
     def _later(self) -> dict[str, Tensor]:
         """Other parameters as training may make them: a factor that begins as 1 and a branch as 0 hide what they do."""
@@ -209,11 +244,17 @@ class Proof:
         instead = others | {layer.kind.weight: weight}
         own = module._parameters.get("bias")
         if own is not None:
-            instead["bias"] = torch.full_like(whole(own), bias)
+            numbers = torch.arange(own.numel(), dtype=torch.float32, device="cpu").cos()  # each another one's
+            instead["bias"] = bias * numbers.view(own.shape).to(own.device, own.dtype)
         with torch_quirks.undisturbed(module, x.device), whole_weights(module, instead):
             output = module.forward(x, *self._others, **self._keywords)
             part = layer.kind.linear_part(module, x, output)[1] if layer.kind.needs_output else output
             return part.double()
+
+
+def _differ(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    """By more than this fraction of the other."""
+    return bool(torch.linalg.vector_norm(one - other) > tolerance * torch.linalg.vector_norm(other))
 
 
 class Slipping:
