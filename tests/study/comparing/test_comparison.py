@@ -16,6 +16,7 @@ from maxgain.study.comparing.bootstrap import bootstrap
 from maxgain.study.comparing.comparison import NOT_RUN, compare
 from maxgain.study.comparing.question import Planned, Question, against, contrasts
 from maxgain.study.comparing.records import Records
+from maxgain.study.comparing.shown import tables
 from synthetic_records import failed_run, synthetic_run
 
 ROWS = ("none", "maxgain", "dropout", "maxgain+dropout")
@@ -417,6 +418,14 @@ def test_rows_that_were_not_trained_on_the_same_folds_are_not_said_to_be():
     assert "; the seeds of a row on one fold are averaged before pairing;" in told(compare(uneven, found)).design
     alone = told(answer({"maxgain": NONE}, baseline="maxgain")).design
     assert alone.startswith("The regulariser maxgain on digits, 6 disjoint folds, each with its own seed; trained")
+
+
+def test_intervals_are_said_to_hold_together_by_the_analysis_that_tests_several():
+    """Here the paired test has no spread for maxgain, and the pooled model borrows dropout's."""
+    comparison = answer({"none": [0.9, 0.8, 0.7], "maxgain": [0.9, 0.8, 0.7], "dropout": [0.8, 0.8, 0.75]})
+    titles = [column.title for column in tables(comparison)[1].columns]
+    assert "paired 95 % interval" in titles
+    assert "pooled 95 % together" in titles
 
 
 def test_no_difference_of_more_than_100_points_is_called_possible():

@@ -43,7 +43,6 @@ def _rows(comparison: Comparison) -> Table:
 
 
 def _contrast_table(comparison: Comparison) -> Table:
-    interval = "95 % together" if comparison.tested > 1 else "95 % interval"
     analyses = ("paired", "pooled")
     return Table(
         "contrasts, in percentage points",
@@ -52,7 +51,7 @@ def _contrast_table(comparison: Comparison) -> Table:
             *(
                 Column(f"{way} {what}", spare=spare)
                 for way, rank in zip(analyses, (0, 2), strict=True)
-                for what, spare in (("difference", rank), (interval, rank + 1), ("p (Holm)", rank))
+                for what, spare in (("difference", rank), (_interval(comparison, way), rank + 1), ("p (Holm)", rank))
             ),
             Column("effect size", spare=4),
             Column("effect 95 % interval", spare=5),
@@ -68,6 +67,13 @@ def _contrast_table(comparison: Comparison) -> Table:
             for contrast in comparison.contrasts
         ),
     )
+
+
+def _interval(comparison: Comparison, way: str) -> str:
+    """What an analysis's intervals are called, which hold together where it tests several contrasts."""
+    tests: list[Difference | None] = [getattr(contrast.analyses, way) for contrast in comparison.contrasts]
+    several = sum(test is not None and test.p_value is not None for test in tests) > 1
+    return "95 % together" if several else "95 % interval"
 
 
 def _mean(summary: Summary | None) -> str | None:
