@@ -1,6 +1,7 @@
 """maxgain inspect: gains beside operator norms, for a run and for somebody's own model."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -144,3 +145,47 @@ def test_weights_that_are_no_numbers_are_named(capsys) -> None:
 def test_a_shape_that_is_none_or_beyond_all_is_one_sentence(shape, said, capsys) -> None:
     assert main(["inspect", "--model", "torture.models:small", "--input", shape]) == 2
     assert said in capsys.readouterr().err
+
+
+NOISY = """
+import torch
+from torch import nn
+print("imported")
+
+class Loud(nn.Linear):
+    def forward(self, x):
+        print("run")
+        return super().forward(x)
+
+def make(): return Loud(4, 3)
+def double(): return nn.Sequential(nn.Linear(4, 3)).double()
+def half(): return nn.Sequential(nn.Linear(4, 3)).half()
+def meta(): return nn.Linear(4, 3, device="meta")
+"""
+
+
+@pytest.fixture
+def noisy(tmp_path, monkeypatch):
+    (tmp_path / "noisy_model.py").write_text(NOISY)
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("noisy_model", None)
+
+
+def test_machines_get_json_alone_whatever_a_model_prints(noisy, capsys) -> None:
+    assert main("inspect --model noisy_model:make --input 4 --json".split()) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["norms"]["2"]
+    assert "imported" in shown.err
+    assert main("inspect --model noisy_model:nothing --input 4 --json".split()) == 2
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 2
+
+
+@pytest.mark.parametrize("precision", ["double", "half"])
+def test_a_model_gets_inputs_of_its_own_precision(precision, noisy, capsys) -> None:
+    assert main(f"inspect --model noisy_model:{precision} --input 4".split()) == 0
+
+
+def test_a_model_without_numbers_is_one_sentence(noisy, capsys) -> None:
+    assert main("inspect --model noisy_model:meta --input 4".split()) == 2
+    assert "noisy_model:meta has weights on the device meta" in capsys.readouterr().err

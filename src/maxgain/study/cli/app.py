@@ -124,7 +124,10 @@ def _run(arguments: list[str]) -> int:
         flush()
         raise
     screen = Screen(for_machines=options.json, silent=HERE.rank > 0)
-    screen.finish(command.run(options, screen))
+    # What anybody else's code prints, a model's for example, is not for machines.
+    with redirect_stdout(sys.stderr) if options.json else nullcontext():
+        result = command.run(options, screen)
+    screen.finish(result)
     return 0
 
 

@@ -194,8 +194,12 @@ def _from_model(options: Options) -> Subject:
         raise RunError("inspect needs a run's folder, or --model module:function and --input 3x32x32.")
     device = chosen_device(options.device)
     shape = _shape(options.input)
-    model = _made(options.model).to(device)
-    example = torch.zeros(1, *shape, device=device)
+    model = _made(options.model)
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise RunError(f"{options.model} has weights on the device meta, which have no numbers.")
+    model = model.to(device)
+    kinds = (weight.dtype for weight in model.parameters() if weight.is_floating_point())
+    example = torch.zeros(1, *shape, device=device, dtype=next(kinds, torch.float32))
     try:
         with memory.in_words(), torch.no_grad(), evaluating(model):
             model(example)
@@ -250,7 +254,8 @@ def _made(path: str) -> nn.Module:
         raise
     except (Exception, SystemExit) as error:  # code of the user's own raises what it likes
         reason = first_line(error)
-        raise RunError(f"--model {path!r} cannot be made: {reason}; it must be module:function.") from error
+        must = "it must be module:function, such as my_model:make for the function make in my_model.py"
+        raise RunError(f"--model {path!r} cannot be made: {reason}; {must}.") from error
     finally:
         with suppress(ValueError):
             sys.path.remove("")
