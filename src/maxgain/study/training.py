@@ -319,8 +319,10 @@ def augmented(images: Tensor, index: Tensor) -> Tensor:
 
 def _reflected(index: Tensor, size: int) -> Tensor:
     """An index beyond an edge, folded back at the edge's pixel."""
-    there_and_back = max(1, 2 * (size - 1))  # in a small image the way may lead to and fro more than once
-    index = index.abs() % there_and_back
+    there_and_back = max(1, 2 * (size - 1))
+    index = index.abs()
+    if size <= PADDING:  # the way leads to and fro more than once
+        index = index % there_and_back
     return torch.where(index >= size, there_and_back - index, index)
 
 
