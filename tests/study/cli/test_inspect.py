@@ -173,11 +173,11 @@ def noisy(tmp_path, monkeypatch):
 
 
 def test_machines_get_json_alone_whatever_a_model_prints(noisy, capsys) -> None:
-    assert main("inspect --model noisy_model:make --input 4 --json".split()) == 0
+    assert main(["inspect", "--model", "noisy_model:make", "--input", "4", "--json"]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["norms"]["2"]
     assert "imported" in shown.err
-    assert main("inspect --model noisy_model:nothing --input 4 --json".split()) == 2
+    assert main(["inspect", "--model", "noisy_model:nothing", "--input", "4", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["exit_code"] == 2
 
 
@@ -187,5 +187,5 @@ def test_a_model_gets_inputs_of_its_own_precision(precision, noisy, capsys) -> N
 
 
 def test_a_model_without_numbers_is_one_sentence(noisy, capsys) -> None:
-    assert main("inspect --model noisy_model:meta --input 4".split()) == 2
+    assert main(["inspect", "--model", "noisy_model:meta", "--input", "4"]) == 2
     assert "noisy_model:meta has weights on the device meta" in capsys.readouterr().err
