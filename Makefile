@@ -20,9 +20,9 @@ slow: $(VENV)/.dev ## what takes many processes: ranks, clusters, and those of t
 	$(BIN)/python -m pytest -n 1 -m slow
 
 # Beside the environment and not in it, where torch would find it and take it for a compiler of its own.
-kernels: $(VENV)/.dev ## the GPU's kernel without a GPU, by Triton's interpreter
+kernels: $(VENV)/.dev ## the GPU's kernels without a GPU, by Triton's interpreter
 	test -d $(VENV)/triton || $(BIN)/pip install -q --no-deps --target $(VENV)/triton triton==3.7.1
-	PYTHONPATH=$(VENV)/triton TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/kernels/test_measuring.py
+	PYTHONPATH=$(VENV)/triton TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/kernels
 
 lint: $(VENV)/.dev ## style and types alone
 	$(BIN)/ruff check .
