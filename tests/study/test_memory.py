@@ -1,5 +1,8 @@
 """Running out of memory is a sentence, whoever notices it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
@@ -28,6 +31,20 @@ def test_what_cannot_be_held_is_answered_in_words(allocate) -> None:
 
 def raised_by_cudnn() -> None:
     raise RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED")
+
+
+@contextmanager
+def capturing() -> Iterator[None]:
+    """As a capture ends that has failed."""
+    try:
+        yield
+    finally:
+        raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+
+def test_a_shortage_behind_another_error_is_told() -> None:
+    with pytest.raises(RunError, match="there is not enough memory"), memory.in_words(), capturing():
+        raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
 def test_other_errors_are_left_alone() -> None:

@@ -23,12 +23,21 @@ def physical() -> int:
 
 def explained(error: Exception) -> RunError:
     """Running out of memory, however it was noticed, in a sentence; any other error is raised again."""
-    if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not _SAYINGS.search(str(error)):
+    if not any(
+        isinstance(one, MemoryError | torch.OutOfMemoryError) or _SAYINGS.search(str(one)) for one in _all(error)
+    ):
         raise error
     return RunError(
         "there is not enough memory: try a smaller --batch-size or --image-size, fewer runs at once (--jobs or "
         "--per-gpu), or another --device."
     )
+
+
+def _all(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those behind it: ending a capture fails too where the capture ran out of memory, and hides that."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 @contextmanager
