@@ -340,3 +340,29 @@ def test_promise_16_other_parameters_may_do_as_they_like_to_wx_alone_or_beside_a
         constraint = MaxGain(layer, 0.1)
         layer(torch.randn(3, 4))
         constraint.step()
+
+
+class Hungry(nn.Linear):
+    """Runs out of memory in all calls after some."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls -= 1
+        if self.calls < 0:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+@pytest.mark.parametrize("use", ["measuring", "norms", "training"])
+def test_running_out_of_memory_is_left_to_those_who_ask_for_less_then(use: str, calls: int) -> None:
+    layer, x = Hungry(6, 4), torch.randn(4, 6)
+    layer.calls = calls
+    constraint = MaxGain(layer)
+    with pytest.raises(torch.OutOfMemoryError):  # noqa: PT012 - in the forward or in the step
+        if use == "training":
+            layer(x)
+            constraint.step()
+        else:
+            (measure_gains if use == "measuring" else operator_norms)(layer, [x])

@@ -233,7 +233,7 @@ def call(model: nn.Module, batch: Any, device: torch.device, what: str = "the ba
         if isinstance(batch, Mapping):
             return model(**{key: _moved(value, device) for key, value in batch.items()})
         return model(_moved(batch, device))
-    except MaxGainError:
+    except (MaxGainError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a forward is arbitrary code, and may raise anything when it is given the wrong input
         said = str(error).strip().partition("\n")[0].removesuffix(".")

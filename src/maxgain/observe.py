@@ -153,7 +153,7 @@ class Hook(torch_quirks.ForwardHook):
             x = x.to(output.device)
         try:
             self.observe(x, output)
-        except MaxGainError:
+        except (MaxGainError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # what a layer is given and returns is up to its model
             reason = _misfit(self.layer, x, output) or defect(module, self.layer.kind, rescale=False)

@@ -136,6 +136,8 @@ class Proof:
             return FLAT_SHARD
         try:
             return self._seen()
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # a forward is arbitrary code
             said = str(error).strip().partition("\n")[0]
             unseen = "" if self._shape else "; how it is called is seen in a batch that is not compiled: run one first"

@@ -88,6 +88,8 @@ class OwnForward(LinearMap):
         first, second = (random_vector(self.input_shape, seed).to(layer.weight).unsqueeze(0) for seed in (0, 1))
         try:
             apart, together = self.apply(first) + self.apply(second), self.apply(first + second)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # a forward is arbitrary code
             raise _no_norm(layer, f"it cannot be run on its input alone ({type(error).__name__}: {error})") from error
         if not torch.allclose(apart, together, rtol=1e-2, atol=1e-2 * float(apart.abs().amax())):
