@@ -1,5 +1,8 @@
 """Layers that were changed after the constraint was made, and quantisation-aware training."""
 
+import copy
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -27,6 +30,30 @@ def test_a_layer_that_was_changed_since_is_named_when_an_optimiser_is_attached_n
     optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
     with pytest.raises(UnsupportedLayerError, match=r"^layer '0' \(\w+\) cannot be constrained: since the"):
         constraint.attach(optimiser)
+
+
+def keep_units(layer: Any, outputs: int, inputs: int) -> None:
+    layer.weight = nn.Parameter(layer.weight.detach()[:outputs, :inputs].clone())
+    layer.bias = nn.Parameter(layer.bias.detach()[:outputs].clone())
+
+
+@each_constraint
+@pytest.mark.parametrize("dense", [True, False])
+def test_units_may_be_pruned_while_a_network_is_trained(constrain, dense):
+    """What is held to its bound is the layer as it is now, as if the constraint had been made of that."""
+    torch.manual_seed(0)
+    layers = (nn.Linear(6, 4), nn.Linear(4, 2)) if dense else (nn.Conv2d(6, 4, 3), nn.Conv2d(4, 2, 3))
+    model, x = nn.Sequential(*layers), torch.randn(4, 6) if dense else torch.randn(4, 6, 7, 7)
+    constraint = constrain(model, 0.05)
+    train(model, x, constraint=constraint)
+    keep_units(model[0], 3, 6)
+    keep_units(model[1], 2, 3)
+    nn.init.normal_(model[1].weight)
+    other = copy.deepcopy(model)
+    train(model, x, constraint=constraint)
+    train(other, x, constraint=constrain(other, 0.05))
+    for one, same in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, same, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")

@@ -159,6 +159,7 @@ class FollowedNorm:
         self.dtype = torch.promote_types(layer.weight.dtype, torch.float32)
         self.map = linear_map(layer, None, self.dtype)
         self.needs_forwards = self.map is None
+        self._weight_shape = layer.weight.shape
         self._sizes: Sizes | None = None
         self._seen = Seen()
         self.vectors: Tensor | None = None
@@ -175,7 +176,14 @@ class FollowedNorm:
         if torch.compiler.is_compiling() and self.layer.module.training and torch.is_grad_enabled():
             self._seen = Seen(sizes, before=self._seen)
         else:
+            self._look_at_weight()
             self._sizes = _largest(self._sizes, sizes)
+
+    def _look_at_weight(self) -> None:
+        """Begin anew if it has another shape, because units were added or pruned."""
+        if self._weight_shape != self.layer.weight.shape:
+            self._weight_shape, self.sizes, self.vectors = self.layer.weight.shape, None, None
+            self.map = linear_map(self.layer, None, self.dtype)
 
     @property
     def sizes(self) -> Sizes | None:
@@ -190,6 +198,7 @@ class FollowedNorm:
 
     def estimate(self) -> Tensor:
         """The norm under the weights as they are now; ``UNMEASURED`` if it needs a size that is not known."""
+        self._look_at_weight()
         if self.needs_forwards and (self.map is None or self.map.sizes != self.sizes):
             self.map = linear_map(self.layer, self.sizes, self.dtype)
         if self.map is None:
@@ -235,6 +244,7 @@ class FollowedNorm:
 
     def load(self, name: str, state: Mapping[str, Tensor]) -> None:
         """Take up what ``state`` gave."""
+        self._look_at_weight()
         vectors, sizes = state.get(f"{name}.vectors"), state.get(f"{name}.input_and_output")
         iterates = self.p == 2 and (self.needs_forwards or (self.map is not None and self.map.exact_norm(2) is None))
         size = state.get(f"{name}.size")
