@@ -166,6 +166,8 @@ def test_a_number_that_was_chosen_is_not_called_a_default():
     asked = replace(question, tuning_runs={row: 5})
     shown = Elements(build_page(found, asked=[asked]))
     assert shown.rows[row]["Number"] == f"γ = 1.5, factor = 1 ({words.format(', 5 runs')})"
+    earlier = Elements(build_page(found, asked=[replace(asked, chosen={})]))
+    assert earlier.rows[row]["Number"] == "γ = 1.5, factor = 1 (chosen on the validation part, 5 runs)"
 
 
 def test_a_comparison_begins_with_what_was_established_and_says_when():

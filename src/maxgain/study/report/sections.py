@@ -99,8 +99,9 @@ def _numbers(comparison: Comparison, row: Row) -> dict[str, str]:
                 values.setdefault(name, []).append(value)
     if not values:
         return {"numbers": "", "origin": ""}
-    given, chosen = _parsed(row.name), question.chosen.get(row.name, ())
-    count = question.tuning_runs.get(row.name)
+    given, count = _parsed(row.name), question.tuning_runs.get(row.name)
+    still_open = [name for name, value in given.items() if value is None and count is not None]
+    chosen = question.chosen.get(row.name, still_open)  # a question of an earlier version does not say
     search = "chosen on the validation part" + ("" if count is None else f", {counted(count, 'run')}")
     by_origin: dict[str, list[str]] = {}
     for name in values:
