@@ -42,7 +42,7 @@ def rows(comparison: Comparison, published: paper.Table) -> Figure:
         panel.plot(*zip(*theirs, strict=True), "D", color=THEIRS, markersize=5, zorder=4, label="the paper")
     panel.set_yticks(range(len(names)), [_counted(row.name, row.done, row.planned) for row in comparison.rows])
     panel.set_ylim(len(names) - 0.5, -0.5)
-    panel.set_xlabel(f"test accuracy, %; a dot per {comparison.question.over}")
+    panel.set_xlabel(f"test accuracy, %; a dot per run, those of a {comparison.question.over} joined")
     _legend(figure, panel)
     return figure
 
