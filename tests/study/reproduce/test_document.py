@@ -330,6 +330,18 @@ def test_choices_at_an_end_of_the_grid_are_counted_over_folds(tmp_path):
         records.append(results / TUNING, run)
     text = section(made(tmp_path), "SINS-10's protocol")
     assert "An end of what was tried was chosen for maxgain+batchnorm on 3 of 10 folds: a better number may" in text
+    assert "did not decide" not in text
+
+
+def test_ties_are_counted_over_folds(tmp_path):
+    sins10, results = EXPERIMENTS["sins10"], tmp_path / "results"
+    for job in sins10.tuning():
+        equal = job.row == "maxgain+batchnorm" and job.recipe.fold < 4
+        accuracy = 0.7 - (0 if equal else 0.01 * abs(job.chosen["maxgain"] - 3.0))
+        run = record_of(job, accuracy, has_test=False, validation_loss=abs(job.chosen["maxgain"] - 3.0))
+        records.append(results / TUNING, run)
+    text = section(made(tmp_path), "SINS-10's protocol")
+    assert "Accuracy alone did not decide for maxgain+batchnorm on 4 of 10 folds: another number had the same." in text
 
 
 def test_a_gamma_curve_chooses_nothing_while_it_is_being_run(tmp_path):

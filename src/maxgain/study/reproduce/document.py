@@ -279,14 +279,16 @@ def _choice(state: State, row: str) -> str:
     if won is None:
         lead = "" if leading is None else f" ({leading:g} leads)"
         return f"not yet{lead}" if row in state.searching else "none, as all runs failed"
-    curve = dict(state.curves[row][None])
+    tie = _tie(dict(state.curves[row][None]), won)
+    end = {state.grid(row)[0]: ", smallest tried", state.grid(row)[-1]: ", largest tried"}.get(won, "")
+    return f"{won:g}{f', {tie}' if tie else ''}{end}"
+
+
+def _tie(curve: Mapping[float, Record], won: float) -> str:
+    """What told the number that was chosen from others of the same accuracy, if there are any."""
     equals = {value: run for value, run in curve.items() if _accuracy(run) == _accuracy(curve[won])}
     losses = [score(run, "validation_loss") for value, run in equals.items() if value != won]
-    tie = (
-        "" if not losses else ", smallest of equals" if score(curve[won], "validation_loss") in losses else ", by loss"
-    )
-    end = {state.grid(row)[0]: ", smallest tried", state.grid(row)[-1]: ", largest tried"}.get(won, "")
-    return f"{won:g}{tie}{end}"
+    return "" if not losses else "smallest of equals" if score(curve[won], "validation_loss") in losses else "by loss"
 
 
 def _accuracy(run: Record) -> float | None:
@@ -298,11 +300,21 @@ def _by_fold(state: State) -> Iterator[str]:
     won = {row: [state.chosen(row, fold) or state.leading(row, fold) for fold in units] for row in state.curves}
     chosen = "chosen" if state.final is not None else "leading so far"
     yield _table((f"{chosen} on fold", *map(str, units)), [(row, *map(_text, values)) for row, values in won.items()])
-    at_ends = {row: sum(value in (state.grid(row, units[0])[0], state.grid(row, units[0])[-1]) for value in values)
-               for row, values in won.items()}  # fmt: skip
-    if state.final is not None and any(at_ends.values()):
-        counts = listed(f"{row} on {count} of {len(units)} folds" for row, count in at_ends.items() if count)
-        yield f"An end of what was tried was chosen for {counts}: a better number may lie outside."
+    if state.final is None:
+        return
+
+    def where(which: Callable[[str, int, float], bool]) -> str:
+        """On how many folds something is so of the number that was chosen, by row."""
+        counts = {
+            row: sum(value is not None and which(row, fold, value) for fold, value in zip(units, values, strict=True))
+            for row, values in won.items()
+        }
+        return listed(f"{row} on {count} of {len(units)} folds" for row, count in counts.items() if count)
+
+    if ends := where(lambda row, fold, value: value in (state.grid(row, fold)[0], state.grid(row, fold)[-1])):
+        yield f"An end of what was tried was chosen for {ends}: a better number may lie outside."
+    if ties := where(lambda row, fold, value: bool(_tie(dict(state.curves[row][fold]), value))):
+        yield f"Accuracy alone did not decide for {ties}: another number had the same."
 
 
 def _text(value: float | None) -> str:
