@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from maxgain.errors import DataError, RecipeError
-from maxgain.study import api, dataset, train
+from maxgain.study import api, compare, dataset, train
 from maxgain.study.runs import Watcher
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (10, 3, 8, 8), dtype=np.uint8)
@@ -57,6 +57,19 @@ def test_a_data_set_is_not_changed_with_the_array_it_was_made_of() -> None:
     images[:], labels[:] = 0, 0
     assert torch.equal(made.test.images, torch.tensor(IMAGES))
     assert torch.equal(made.test.labels, torch.tensor(LABELS))
+
+
+def test_images_that_are_in_two_parts_are_noted_and_readers_of_a_comparison_are_told(tmp_path) -> None:
+    others = (255 - IMAGES, LABELS)
+    assert not dataset("mine", GIVEN, others).note
+    leaking = dataset("mine", GIVEN, (np.concatenate([255 - IMAGES, IMAGES[:2]]), np.arange(12) % 2))
+    assert leaking.note == "2 of the 12 test images are also among those that are trained on"
+    both = dataset("mine", GIVEN, others, validation=GIVEN).note
+    assert both == "10 of the 10 validation images are also among those that are trained on"
+    comparison = compare(
+        leaking, ["none", "maxgain"], network=my_network, out=tmp_path / "two", seeds=2, epochs=1, batch_size=4
+    )
+    assert "Note: 2 of the 12 test images are also among those that are trained on." in str(comparison)
 
 
 def test_images_whose_channels_come_last_are_doubted() -> None:

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from maxgain.errors import DataError, MaxGainError, RecipeError
 
 from .data.images import levels
-from .data.splits import Dataset, Split, cut, stratified_order
+from .data.splits import Dataset, Split, cut, shared_images, stratified_order
 from .data.table import DATASETS
 from .files import is_text
 from .models import NETWORKS, Shape
@@ -75,7 +75,8 @@ def dataset(
     named = _names(range(most + 1) if classes is None else classes)
     if most >= len(named):
         raise DataError(f"there is a label {most}, but only {len(named)} classes, counted from 0.")
-    return Dataset(name, parts["train"], parts["validation"], parts["test"], named)
+    train, validation, test = parts["train"], parts["validation"], parts["test"]
+    return Dataset(name, train, validation, test, named, note=shared_images(train, validation, test))
 
 
 @contextmanager

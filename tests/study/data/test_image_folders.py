@@ -49,6 +49,18 @@ def test_a_folder_without_a_split_is_cut_the_same_way_every_time(tmp_path):
     assert torch.equal(data.train.images, again.train.images)
 
 
+def test_a_picture_that_is_in_two_parts_is_noted(tmp_path):
+    for shade, part in enumerate(("train", "val", "test")):
+        for name in ("cat", "dog"):
+            for i in range(2):
+                picture(tmp_path / part / name / f"{i}.png", colour=(50 * shade + i, len(name) + ord(name[0]), 0))
+    assert not datasets.load("folder", tmp_path, size=4).note
+    picture(tmp_path / "test" / "cat" / "again.png", colour=(0, 3 + ord("c"), 0))
+    assert datasets.load("folder", tmp_path, size=4).note == (
+        "1 of the 5 test images are also among those that are trained on"
+    )
+
+
 def test_pictures_with_sixteen_bits_per_pixel_keep_their_shades(tmp_path):
     """Pillow alone would make everything from 255 of 65,535 on white."""
     shades = np.linspace(0, 65535, 16).astype(np.uint16).reshape(4, 4)

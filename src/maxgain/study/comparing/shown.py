@@ -7,7 +7,7 @@ from html import escape
 from ..tables import Column, Table
 from ..wording import counted, signed
 from .comparison import Comparison
-from .sentences import outcome, p_value
+from .sentences import gaps, outcome, p_value
 from .statistics import Difference, Summary
 
 
@@ -17,13 +17,14 @@ def tables(comparison: Comparison) -> list[Table]:
 
 
 def text(comparison: Comparison) -> str:
-    """The tables and the outcome, for `print`."""
-    return "\n".join([*map(str, tables(comparison)), "", outcome(comparison)])
+    """The tables, what is missing and the outcome, for `print`."""
+    return "\n".join([*map(str, tables(comparison)), "", *gaps(comparison), outcome(comparison)])
 
 
 def html(comparison: Comparison) -> str:
-    """The tables and the outcome, for notebooks."""
-    return "".join(table._repr_html_() for table in tables(comparison)) + f"<p>{escape(outcome(comparison))}</p>"
+    """The same for notebooks."""
+    said = (f"<p>{escape(sentence)}</p>" for sentence in (*gaps(comparison), outcome(comparison)))
+    return "".join([*(table._repr_html_() for table in tables(comparison)), *said])
 
 
 def _rows(comparison: Comparison) -> Table:

@@ -20,7 +20,7 @@ from . import checksums, download
 from . import formats as readers
 from . import images as pictures
 from .download import Download
-from .splits import Bytes, Dataset, Split, cut, stratified_order
+from .splits import Bytes, Dataset, Split, cut, shared_images, stratified_order
 
 # The draw that splits data sets which come without a split. Another seed would be another data set.
 SEED = 0
@@ -270,7 +270,7 @@ class Folder(Source):
         classes, parts = self._list(where)
         pictures.expect_possible(sum(map(len, parts)), side)
         train, validation, test = (self._read(part, side) for part in parts)
-        return Dataset(self.name, train, validation, test, classes, fold)
+        return Dataset(self.name, train, validation, test, classes, fold, note=shared_images(train, validation, test))
 
     def problems(self, where: Path) -> list[str]:
         """What is wrong with the folder, or else every image that cannot be read."""

@@ -90,6 +90,21 @@ class Dataset:
         return replace(self, test=self.test[:0])
 
 
+def shared_images(train: Split, validation: Split, test: Split) -> str:
+    """A note on images that a part has in common with those that networks learn from; nothing where there are none."""
+    learned, chosen_on, scored_on = (
+        [hashlib.sha256(image.numpy().data).digest() for image in part.images.contiguous()]
+        for part in (train, validation, test)
+    )
+    known = set(learned)
+    notes = []
+    for name, part in (("validation", chosen_on), ("test", scored_on)):
+        if shared := sum(image in known for image in part):
+            notes.append(f"{shared:,} of the {len(part):,} {name} images are also among those that are trained on")
+        known |= set(part)  # a final run is trained on the validation part too
+    return "; ".join(notes)
+
+
 def cross_validated(dataset: Dataset, fold: int | None, folds: int) -> Dataset:
     """One of `folds` ways to cut the training and validation part, to be tested on one fold of it.
 
