@@ -309,7 +309,8 @@ def _by_fold(state: State) -> Iterator[str]:
             row: sum(value is not None and which(row, fold, value) for fold, value in zip(units, values, strict=True))
             for row, values in won.items()
         }
-        return listed(f"{row} on {count} of {len(units)} folds" for row, count in counts.items() if count)
+        told = [f"{row} on {count} of {len(units)} folds" for row, count in counts.items() if count]
+        return listed(told) if told else ""
 
     if ends := where(lambda row, fold, value: value in (state.grid(row, fold)[0], state.grid(row, fold)[-1])):
         yield f"An end of what was tried was chosen for {ends}: a better number may lie outside."
