@@ -2,6 +2,7 @@
 
 import copy
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from maxgain import MaxGain
 from maxgain.errors import MeasurementWarning, StateError
 from maxgain.functional import record
-from maxgain.observe import Tally
+from maxgain.observe import RunningMaximum, Tally
 from small_net import each_measure, net, one_step
 
 
@@ -81,6 +82,18 @@ def test_what_a_model_has_left_on_another_device_counts_once_and_is_not_asked_fo
     model(torch.zeros(5, 6))
     constraint.step()
     assert constraint.gains["2"] < 7
+
+
+@pytest.mark.parametrize(("weight", "recorded_on"), [("cuda:1", "cuda:1"), ("cpu", "cuda:0"), ("meta", "cuda:0")])
+def test_a_layer_that_is_not_trained_is_not_left_behind_on_another_device(weight: str, recorded_on: str) -> None:
+    places = {torch.device(name): (torch.zeros(1), torch.zeros(1)) for name in ("cuda:0", "cuda:1")}
+    maximum = object.__new__(RunningMaximum)
+    maximum.layer = SimpleNamespace(weight=SimpleNamespace(device=torch.device(weight)))  # type: ignore[assignment]
+    maximum.tally = SimpleNamespace(on=places.get)  # type: ignore[assignment]
+    maximum.maxima = SimpleNamespace(device=torch.device("cuda:0"))  # type: ignore[assignment]
+    before = maximum.maxima
+    maximum.follow()
+    assert maximum.maxima is (before if recorded_on == "cuda:0" else places[torch.device(recorded_on)][0])
 
 
 def test_a_state_is_tensors_alone_and_a_copy() -> None:

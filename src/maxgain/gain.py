@@ -153,6 +153,8 @@ class MaxGain(Constraint):
                 self._fresh[position].replay()
         device = share.bounds.device
         if len(self._tally.by_device) > 1:
+            for maximum in self._maxima:
+                maximum.follow()
             self._tally.gather(device, {maximum.maxima.device for maximum in self._maxima})
         maxima, dropped = self._tally.over_devices(device)
         if dropped.device.type != "cpu" or int(dropped.sum()) > self._dropped_seen:

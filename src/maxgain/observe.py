@@ -299,6 +299,12 @@ class RunningMaximum:
         else:
             self._record(x, output)
 
+    def follow(self) -> None:
+        """Record beside the weight, where that was moved to an accelerator and the layer has not been trained since."""
+        device = self.layer.weight.device
+        if device.type not in ("cpu", "meta") and self.maxima.device != device:  # those of the host may be offloaded
+            self.maxima, self.dropped = self.tally.on(device)
+
     def _record(self, x: Tensor, output: Tensor | None) -> None:
         """Raise the maximum to the largest gain of a forward; on a GPU by one kernel, where there is one for the layer.
 
