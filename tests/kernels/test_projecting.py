@@ -5,16 +5,44 @@ Triton's interpreter runs the kernels where there is no GPU, if that is asked fo
 
 import os
 from contextlib import nullcontext
+from functools import cache
 
 import pytest
 import torch
 
-from maxgain.kernels import FusedProjection, projecting
+from maxgain.errors import MeasurementWarning
+from maxgain.kernels import FusedProjection, Part, measuring, projecting
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and projecting.HAS_TRITON
+interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="needs Triton, and TRITON_INTERPRET=1: make kernels")
 
 
-@pytest.mark.skipif(not IS_INTERPRETED, reason="needs Triton, and TRITON_INTERPRET=1: make kernels")
+@interpreted
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_that_triton_works_is_seen(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    assert measuring.compiles.__wrapped__(torch.device("cpu"))
+
+
+def test_where_triton_cannot_compile_that_is_said_once_and_the_plain_path_is_taken(monkeypatch) -> None:
+    def device(chosen: torch.device) -> None:
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(measuring, "HAS_TRITON", True)
+    monkeypatch.setattr(measuring, "compiles", cache(measuring.compiles.__wrapped__))
+    x = torch.randn(4, 6)
+    *key, _ = measuring._key(x, x, Part("affine", x, x, None, None, 0.0, 1), 1, 2.0, torch.zeros(1))
+    key = (*key, torch.device("cuda", 0))
+    assert measuring._plan(key) is not None
+    with pytest.warns(
+        MeasurementWarning, match=r"Triton cannot compile for cuda:0 here \((RuntimeError|ModuleNotFound)"
+    ):
+        assert measuring._launcher(key) is None
+    assert measuring._launcher(key) is None
+
+
+@interpreted
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_weights_are_divided_by_the_excess_over_their_bounds(dtype, monkeypatch) -> None:

@@ -7,13 +7,16 @@ shape, and a compiled kernel is launched without going through Triton's dispatch
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..errors import MeasurementWarning
 from ..functional import gain, normalised, record, without_bias
 from ..torch_quirks import direct_launch
 
@@ -215,10 +218,33 @@ class _Kernel:
             self.direct = direct_launch(compiled, self.grid)
 
 
+@cache
+def compiles(device: torch.device) -> bool:
+    """Whether Triton can compile for this GPU here, which is tried once; if not, the plain path is taken."""
+    try:
+        from .triton_project import settle_kernel
+
+        with torch.cuda.device(device):
+            one, divided = torch.ones(1, device=device), torch.ones(1, dtype=torch.int8, device=device)
+            settle_kernel[1, 1, 1](one, one, divided, one, one, one, one, 1, False, 1, num_warps=4)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # there may be no compiler, or no header of Python's, or the GPU may be too old
+        said = str(error).strip().partition("\n")[0]
+        warnings.warn(
+            f"Triton cannot compile for {device} here ({type(error).__name__}: {said}), so gains are taken by torch's "
+            "own operations, which is slower. It needs a C compiler, Python's headers, and a GPU that is not too old.",
+            MeasurementWarning,
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
 def _launcher(key: tuple[Any, ...]) -> Launch | None:
     """A function that launches the kernels; it says no to tensors that they do not fit."""
     plan = _plan(key)
-    if plan is None:
+    if plan is None or not compiles(key[-1]):
         return None
     from .triton_gains import gains_kernel, sums_kernel
 

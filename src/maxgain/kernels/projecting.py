@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..torch_quirks import direct_launch, is_capturing
-from .measuring import DTYPES, HAS_TRITON, power_of_two
+from .measuring import DTYPES, HAS_TRITON, compiles, power_of_two
 
 CHUNK = 16384
 """How many entries of a weight one program divides."""
@@ -79,6 +79,7 @@ def can_fuse(weights: Sequence[Tensor], sizes: Tensor) -> bool:
         and all(type(w) in (Tensor, torch.nn.Parameter) for w in weights)
         and all(w.device == sizes.device and w.dtype in DTYPES and _in_one_piece(w) for w in weights)
         and not is_capturing(sizes.device)  # what the launches need to know cannot be copied to the GPU during capture
+        and compiles(sizes.device)
     )
 
 
