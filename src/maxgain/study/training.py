@@ -88,7 +88,8 @@ class Training:
             constraint.attach(self.optimiser)
         self.penalties = [(choice.row.penalty, choice.number) for choice in chosen if choice.row.penalty]
         self.differentiates_images = any(choice.row.needs_input_gradient for choice in chosen)
-        self.autocast = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        # Not where bfloat16 is emulated, as on a T4: that is slower than float32, and cannot be compiled.
+        self.autocast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         self.memory_format = MEMORY_FORMATS.get((device.type, recipe.network), torch.contiguous_format)
 
         self.epoch = 0
