@@ -87,6 +87,12 @@ def test_what_is_inside_an_excluded_layer_may_be_excluded_too() -> None:
         assert list(MaxGain(model, exclude=exclude).bounds) == ["dense"]
 
 
+def test_a_name_with_brackets_names_its_layer() -> None:
+    model = nn.ModuleDict({"conv[3x3]": nn.Conv2d(1, 1, 3), "conv[1x1]": nn.Conv2d(1, 1, 1)})
+    assert list(MaxGain(model, exclude="conv[3x3]").bounds) == ["conv[1x1]"]
+    assert MaxGain(model, {"conv[1x1]": 1.0, "*": 2.0}).bounds["conv[1x1]"] == 1.0
+
+
 def test_a_layer_norm_that_is_included_is_constrained() -> None:
     model = nn.Sequential(nn.LayerNorm(6), nn.RMSNorm(6), nn.GroupNorm(2, 6))
     optimiser = sgd(model, lr=0.0)

@@ -14,6 +14,7 @@ from odd_layers import (
     ActedOn,
     InFloat,
     InParts,
+    InPlace,
     Noisy,
     OnePlus,
     OnePlusBatch,
@@ -38,6 +39,7 @@ USED: dict[str, tuple[Any, tuple[int, ...]]] = {
     "padding for itself": (lambda: Same(3, 8, 3), (4, 3, 8, 8)),
     "scaled": (lambda: Scaled(6, 4), (4, 6)),
     "with state and noise": (lambda: Noisy(6, 4), (4, 6)),
+    "changing its input in place": (lambda: InPlace(6, 4), (4, 6)),
 }
 
 

@@ -367,7 +367,7 @@ def matches(name: str, glob: str) -> bool:
     """Whether a glob takes in a layer's dotted name."""
     if not isinstance(glob, str):
         raise PatternError(f"a pattern is a glob over dotted layer names, such as 'features.*', and not {glob!r}.")
-    return fnmatchcase(name, glob)
+    return name == glob or fnmatchcase(name, glob)  # a name may have brackets in it
 
 
 def check_model(model: nn.Module) -> None:

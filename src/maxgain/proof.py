@@ -72,10 +72,15 @@ def expect_parts_to_show(proofs: Iterable[Proof]) -> None:
     """
     refused = []
     for proof in proofs:
-        with contextlib.suppress(Exception):  # a forward is arbitrary code
+        try:
             if (objection := proof.against_measuring({}, TOLERANCE)) is not None:
                 refused.append((proof.layer.name, proof.layer.module, objection))
-        proof.let_go()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # a forward is arbitrary code
+            pass
+        finally:
+            proof.let_go()
     if refused:
         raise UnsupportedLayerError(refusals(refused, "measured"))
 
@@ -243,6 +248,7 @@ class Proof:
         It is 0 as a rule: next to its own bias ``Wx`` might be lost in rounding.
         """
         layer, module = self.layer, self.layer.module
+        x = x.clone()  # which the forward may change in place
         instead = others | {layer.kind.weight: weight}
         own = module._parameters.get("bias")
         if own is not None:

@@ -98,7 +98,7 @@ class OwnForward(LinearMap):
     def apply(self, x: Tensor) -> Tensor:
         """``Wx`` of a batch of instances."""
         module, kind = self.layer.module, self.layer.kind
-        x = x.to(self.layer.weight.dtype)
+        x = x.to(self.layer.weight.dtype, copy=True)  # which the forward may change in place
         with undisturbed(module, x.device):
             return kind.linear_part(module, x, module.forward(x) if kind.needs_output else None)[1].to(self.dtype)
 
