@@ -280,3 +280,5 @@ def test_a_result_of_another_run_is_not_taken_for_this_ones(finished: Path, tmp_
     shutil.copy(tmp_path / "other" / "result.json", run / "result.json")
     with pytest.raises(CheckpointError, match=r"result\.json is of another recipe: there seed is 7, here 0"):
         open_run(Place(run))
+    with pytest.raises(CheckpointError, match=r"result\.json is of another recipe: there seed is 7, here 0"):
+        perform(RECIPE, Place(run), digits, resume=True)

@@ -59,7 +59,7 @@ def expect_same_recipe(path: Path, there: Recipe, here: Recipe) -> None:
     folder = path if path.is_dir() else path.parent
     name = next(name for name in new if name != "name" and old[name] != new[name])
     raise CheckpointError(
-        f"{path} is of another recipe: there {name.replace('_', '-')} is {old[name]!r}, here {new[name]!r}; "
+        f"{path} is of another recipe: there {name.replace('_', '-')} is {old[name]!r:.60}, here {new[name]!r:.60}; "
         f"'maxgain train --resume {folder}' goes on with it, and another --out begins a new one."
     )
 

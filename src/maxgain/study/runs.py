@@ -30,7 +30,7 @@ from .data.splits import Dataset, Split, cross_validated
 from .evaluate import answers, evaluate, gains, largest
 from .files import alone_in, write_bytes, write_json, write_text
 from .ranks import ALONE, Ranks
-from .recipes import Recipe, run_key, run_name, to_json
+from .recipes import Recipe, from_json, run_key, run_name, to_json
 from .regularisers import spelt
 from .run_files import (
     CHECKPOINT,
@@ -227,6 +227,8 @@ def _look(recipe: Recipe, place: Place, dataset: Dataset | None, resume: bool) -
         return _Task(recipe, place, is_finished)
     begun = read_begun(folder)
     expect_same_recipe(folder, begun.recipe, recipe)
+    if is_finished:
+        expect_same_recipe(folder / RESULT, from_json(read_result(folder)["config"]), begun.recipe)
     if dataset is not None:
         expect_same_data(folder, begun.fingerprint, dataset.fingerprint)
     elif is_finished and place.data is not None:

@@ -49,6 +49,20 @@ def test_a_folder_without_a_split_is_cut_the_same_way_every_time(tmp_path):
     assert torch.equal(data.train.images, again.train.images)
 
 
+@pytest.mark.parametrize("names", [("Train", "Val", "Test"), ("training", "valid", "testing"), ("TRAIN", "", "TEST")])
+def test_the_folders_of_a_split_go_by_several_names(names, tmp_path):
+    for shade, part in enumerate(filter(None, names)):
+        for name in ("cat", "dog"):
+            for i in range(10):
+                picture(tmp_path / part / name / f"{i}.png", colour=(shade, i, len(part)))
+    data = datasets.load("folder", tmp_path, size=4)
+    assert data.classes == ("cat", "dog")
+    assert len(data.train) == (20 if names[1] else 18)
+    picture(tmp_path / "TeSt" / "cat" / "0.png")
+    with pytest.raises(DataError, match=rf"has TeSt and {names[2]}, of which one can be test|has {names[2]} and TeSt"):
+        datasets.load("folder", tmp_path, size=4)
+
+
 def test_a_picture_that_is_in_two_parts_is_noted(tmp_path):
     for shade, part in enumerate(("train", "val", "test")):
         for name in ("cat", "dog"):

@@ -49,6 +49,7 @@ def test_a_folder_of_records_itself_will_do(tmp_path):
     [
         ({}, "has no records of runs: maxgain train, tune and compare leave some there"),
         ({"results/digits.jsonl": "not json\n"}, "line 1: it is not JSON"),
+        ({"run/result.json": "", "run/config.json": ""}, "result.json cannot be used: it is not JSON"),
         ({"search/curve.json": "{"}, "curve.json cannot be used: it is not JSON"),
         ({"search/curve.json": "[]", "search/tuned.json": "[]"}, "tuned.json cannot be used: expected `object`"),
         ({"search/curve.json": "[1]"}, "curve.json cannot be used: at [0]: expected `object`"),
@@ -63,6 +64,7 @@ def test_a_folder_with_nothing_to_report_is_answered_with_a_sentence(tmp_path, c
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+    assert not error.endswith("..\n")
     assert not (tmp_path / "report.html").exists()
 
 

@@ -25,6 +25,12 @@ from .splits import Bytes, Dataset, Split, cut, shared_images, stratified_order
 # The draw that splits data sets which come without a split. Another seed would be another data set.
 SEED = 0
 
+PARTS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+"""What people call the folders of a split. Taken for classes they would be told apart, and nothing else."""
 Listing = list[tuple[Path, int]]  # image files and their labels
 
 
@@ -253,8 +259,9 @@ class Folds(Source):
 class Folder(Source):
     """Image files of any size in one folder per class: ROOT/CLASS/*.jpg and so on.
 
-    Where the root has folders train/ and test/ with the classes in each, they are the split; validation/ or val/ may
-    be a third, and without it the last tenth of a seeded stratified order of the training images is held out.
+    Where the root has folders train/ and test/ with the classes in each, they are the split; validation/ may be a third,
+    and without it the last tenth of a seeded stratified order of the training images is held out. `PARTS` has other
+    names that they go by, in capitals or not.
     Otherwise all images are cut by such an order: the first 80 % for training, the next 10 % for validation, the last
     10 % for testing.
     """
@@ -292,19 +299,26 @@ class Folder(Source):
     def _list(self, where: Path) -> tuple[tuple[str, ...], tuple[Listing, Listing, Listing]]:
         """The names of the classes, and the files for training, validation and testing."""
         # A folder called train that holds images and not classes is a class: there are data sets of vehicles.
-        split = {name: where / name for name in ("train", "validation", "val", "test") if _folders(where / name)}
+        split: dict[str, Path] = {}
+        for folder in _folders(where):
+            part = PARTS.get(folder.name.lower())
+            if part is not None and _folders(folder):
+                if part in split:
+                    raise DataError(f"{where} has {split[part].name} and {folder.name}, of which one can be {part}.")
+                split[part] = folder
         if not split:
             classes = self._class_names(where)
             train, validation, test = _stratified(self._files(where, classes), 0.8, 0.9)
         elif "train" in split and "test" in split:
             classes = self._class_names(split["train"])
             train, test = (self._files(split[name], classes) for name in ("train", "test"))
-            if held_out := split.get("validation", split.get("val")):
+            if held_out := split.get("validation"):
                 validation = self._files(held_out, classes)
             else:
                 train, validation = _stratified(train, 0.9)
         else:
-            raise DataError(f"{where} has {' and '.join(split)} but needs both train and test, or neither.")
+            there = " and ".join(folder.name for folder in split.values())
+            raise DataError(f"{where} has {there} but needs both train and test, or neither.")
         if not (train and validation and test):
             raise DataError(f"{where} has too few images for a training, a validation and a test part.")
         return classes, (train, validation, test)

@@ -25,7 +25,7 @@ from ..comparing.sentences import p_value
 from ..files import marked, write_text
 from ..schema import score
 from ..tables import uniform
-from ..wording import counted, listed, percent, signed
+from ..wording import clause, counted, listed, percent, signed
 from . import drawing, sources
 from .comparisons import comparisons
 from .gain_data import gain_data
@@ -44,7 +44,7 @@ def write(folder: Path, out: Path, baseline: str | None = None) -> Records:
     found = sources.read(folder)
     if not found:
         warnings = found.records.warnings
-        why = warnings[0] if warnings else "maxgain train, tune and compare leave some there"
+        why = clause(warnings[0]) if warnings else "maxgain train, tune and compare leave some there"
         raise RecordError(f"{folder} has no records of runs: {why}.")
     if out.is_file() and not marked(out, ".html"):
         raise RunError(f"cannot write {out}: it exists and is no page of maxgain's; choose another --out.")
