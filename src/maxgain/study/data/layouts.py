@@ -259,9 +259,9 @@ class Folds(Source):
 class Folder(Source):
     """Image files of any size in one folder per class: ROOT/CLASS/*.jpg and so on.
 
-    Where the root has folders train/ and test/ with the classes in each, they are the split; validation/ may be a third,
-    and without it the last tenth of a seeded stratified order of the training images is held out. `PARTS` has other
-    names that they go by, in capitals or not.
+    Where the root has folders train/ and test/ with the classes in each, they are the split; validation/ may be a
+    third, and without it the last tenth of a seeded stratified order of the training images is held out. `PARTS` has
+    other names that they go by, in capitals or not.
     Otherwise all images are cut by such an order: the first 80 % for training, the next 10 % for validation, the last
     10 % for testing.
     """
