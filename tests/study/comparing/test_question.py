@@ -102,6 +102,13 @@ def test_a_question_of_another_version_is_named(tmp_path):
         remembered(tmp_path)
 
 
+def test_a_question_without_rows_is_refused(tmp_path):
+    content = question().to_json() | {"rows": {}, "contrasts": []}
+    (tmp_path / FILE).write_text(json.dumps([content]))
+    with pytest.raises(FileError, match="it has no rows"):
+        remembered(tmp_path)
+
+
 def test_units_follow_from_the_runs():
     runs = tuple(Planned(str(n), "none", 10 * n + fold, fold) for n in range(3) for fold in (4, 2))
     asked = question(rows={"none": runs}, contrasts=())

@@ -70,6 +70,8 @@ class Question:
 
     def __post_init__(self) -> None:
         """Refuse, for files that somebody else may have written, what does not hang together."""
+        if not self.rows:
+            raise ValueError("it has no rows")
         if strange := sorted({name for pair in self.contrasts for name in pair} - self.rows.keys()):
             raise ValueError(f"a contrast names {strange[0]!r}, which is no row")
         if self.cross_validation is not None and self.cross_validation < 3:
