@@ -49,6 +49,14 @@ def test_when_all_are_done_it_shows_the_picture_the_contrasts_and_what_was_expec
     assert "Not run, as the data could not be obtained: CIFAR-100." in text
 
 
+def test_other_tables_have_the_papers_differences_beside_ours(tmp_path):
+    tune(EXPERIMENTS["sins10"], tmp_path)
+    finish(EXPERIMENTS["sins10"], tmp_path, lambda row: 0.7)
+    text = said(tmp_path)
+    assert "maxgain+batchnorm against batchnorm (" in text
+    assert "; the paper: +0.52, p = 0.332)" in text
+
+
 def test_a_readme_beside_the_document_is_kept_up_to_date_between_its_two_lines_alone(tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text(f"mine\r\n\n{BEGIN}\nold\n{END}\n\nmine too\n", newline="")

@@ -119,7 +119,13 @@ def _capital(verdict: str) -> str:
 
 
 def _differences(found: list[Claim]) -> str:
-    return listed(claim.text.rpartition(": ")[-1] + (f" ({claim.brief})" if claim.brief else "") for claim in found)
+    return listed(claim.text.rpartition(": ")[-1] + _beside_paper(claim) for claim in found)
+
+
+def _beside_paper(claim: Claim) -> str:
+    """Ours and the paper's number, as far as there are such."""
+    numbers = [claim.brief] * bool(claim.brief) + [f"the paper: {claim.paper}"] * (claim.paper != "–")
+    return f" ({'; '.join(numbers)})" if numbers else ""
 
 
 def _how_far_off(found: list[Claim]) -> str:
