@@ -177,3 +177,18 @@ def test_the_rate_is_followed_after_the_optimiser_took_up_a_state() -> None:
         optimiser.load_state_dict(copy.deepcopy(optimiser.state_dict()))
     for ours, theirs in zip(model.parameters(), twin(rates).parameters(), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("of_rate", [torch.float32, torch.float64])
+@pytest.mark.parametrize("of_model", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_learning_rate_may_be_a_tensor_of_any_type(of_model: torch.dtype, of_rate: torch.dtype) -> None:
+    model = nn.Linear(4, 2, dtype=of_model)
+    rate = torch.tensor(0.5, dtype=of_rate)
+    optimiser = torch.optim.Adam(model.parameters(), lr=rate)
+    constraint = MaxGain(model, 0.01, strength="rate").attach(optimiser)
+    for value in (0.5, 0.0):
+        rate.fill_(value)
+        optimiser.zero_grad()
+        model(torch.randn(5, 4, dtype=of_model)).sum().backward()
+        optimiser.step()
+        assert (constraint.scales[""] < 1) == (value > 0)

@@ -259,7 +259,7 @@ class MaxGain(Constraint):
                     f"strength='rate' follows the learning rate 'lr' of parameter groups, which is {rate!r:.40} in "
                     f"this {type(share.optimizer).__name__}: use strength='full' with it."
                 )
-            self._rates[positions] = rate if isinstance(rate, Tensor) else float(rate)
+            self._rates[positions] = rate.to(self._rates) if isinstance(rate, Tensor) else float(rate)
         torch.maximum(self._peaks, self._rates, out=self._peaks)
 
     def _bounds_now(self, share: Share, sizes: Tensor) -> Tensor:
