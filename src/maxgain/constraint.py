@@ -248,7 +248,7 @@ class Constraint(ABC):
     def _watch(self) -> None:
         if self._hooks:
             return
-        notes = {} if self._proofs is None else {name: proof.note for name, proof in self._proofs.open.items()}
+        notes = self._proofs.notes() if self._proofs else {}
         for layer, observer in zip(self._layers, self._observers, strict=False):  # without observers no layer is hooked
             if observer.needs_forwards:
                 self._hooks.append(Hook(layer, observer, notes.get(layer.name), observer.instance))
@@ -282,7 +282,7 @@ class Constraint(ABC):
             self._sizes, self._scales = self._sizes.to(device), self._scales.to(device)
         if found_inf is not None:
             found_inf = found_inf.to(device)
-        if self._never_sized or self._proofs is not None:
+        if self._never_sized or (self._proofs and self._proofs.open):
             self._check_first(share, sizes)
         if isinstance(sizes, list):
             sizes, factors = self._divide_by_entry(share, sizes, found_inf)
@@ -342,10 +342,8 @@ class Constraint(ABC):
         """In a layer's first step: is there a size, and may the weight be divided? Later nothing waits for a device."""
         blind = isinstance(sizes, list) or (sizes.is_cuda and torch_quirks.is_capturing(sizes.device))
         known = [True] * len(sizes) if blind else (sizes != UNMEASURED).tolist()  # type: ignore[union-attr]
-        if self._proofs is not None:
-            self._proofs.settle([layer for layer, k in zip(share.layers, known, strict=True) if k], self._device)
-            if not self._proofs.open:
-                self._proofs = None
+        if self._proofs:
+            self._proofs.settle(share, known, self._device)
         if blind or not self._never_sized:
             return
         trained = {layer.name: k for layer, k in zip(share.layers, known, strict=True) if layer.weight.requires_grad}
@@ -400,6 +398,8 @@ class Constraint(ABC):
             like = torch.empty((), dtype=self._dtype, device=self._device)
             share = share_of(optimizer, others, self._layers, self.bounds, signature=signature, like=like)
             self._shares[optimizer] = share
+            if self._proofs:
+                self._proofs.wake(share)
         return share
 
     # The state.

@@ -79,6 +79,8 @@ class Share:
     divided: list[nn.Parameter]
     users: list[list[int]]
     """For each divided weight, the layers that use it, by their place among these: most often one."""
+    divided_layers: list[FoundLayer]
+    """All of those."""
     divided_by: Tensor
     """The first of them."""
     owners: Tensor
@@ -154,6 +156,7 @@ def share_of(
         bounds=own_bounds,
         divided=divided,
         users=users,
+        divided_layers=[own[place] for places in users for place in places],
         divided_by=packed(firsts),
         owners=packed(owners),
         optimizer=optimizer,

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from . import torch_quirks
+from .coverage import Share
 from .distributed import is_flat_shard, whole, whole_weights
 from .errors import MaxGainError, UnsupportedLayerError
 from .later import Asked
@@ -72,15 +73,9 @@ def expect_parts_to_show(proofs: Iterable[Proof]) -> None:
     """
     refused = []
     for proof in proofs:
-        try:
-            if (objection := proof.against_measuring({}, TOLERANCE)) is not None:
-                refused.append((proof.layer.name, proof.layer.module, objection))
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # a forward is arbitrary code
-            pass
-        finally:
-            proof.let_go()
+        if (objection := proof.against_looking()) is not None:
+            refused.append((proof.layer.name, proof.layer.module, objection))
+        proof.let_go()
     if refused:
         raise UnsupportedLayerError(refusals(refused, "measured"))
 
@@ -90,10 +85,26 @@ class Proofs:
 
     def __init__(self, layers: Sequence[FoundLayer], instance: Instance | None) -> None:
         self.open = {layer.name: Proof(layer, instance) for layer in layers}
+        """Those that the next step tries."""
+        self._waiting: dict[str, Proof] = {}
+        """Those whose weights no step divides as yet: they are frozen, have no bound, or are somebody else's."""
 
-    def settle(self, layers: Sequence[FoundLayer], device: torch.device) -> None:
-        """Before the weights of these layers are divided, find out whether they may be; if not, raise and name them."""
-        waiting = [layer for layer in layers if layer.name in self.open]
+    def notes(self) -> dict[str, Callable[..., None]]:
+        """What is to be told how each of the layers is called."""
+        return {name: proof.note for name, proof in (self.open | self._waiting).items()}
+
+    def wake(self, share: Share) -> None:
+        """From now on steps divide the weights of this share."""
+        woken = [layer.name for layer in share.divided_layers if layer.name in self._waiting]
+        self.open |= {name: self._waiting.pop(name) for name in woken}
+
+    def settle(self, share: Share, known: Sequence[bool], device: torch.device) -> None:
+        """Before weights of layers that were seen are divided, find out whether they may be; if not, raise and name it.
+
+        Those that this step does not divide wait for one that does.
+        """
+        seen = (layer for layer, k in zip(share.layers, known, strict=True) if k)
+        waiting, divided = [layer for layer in seen if layer.name in self.open], share.divided_layers
         if not waiting:
             return
         if torch_quirks.is_capturing(device):
@@ -103,10 +114,14 @@ class Proofs:
             )
         refused = []
         for layer in waiting:
-            if (objection := self.open[layer.name].objection()) is None:
-                self.open.pop(layer.name).let_go()
-            else:
+            proof = self.open[layer.name]
+            if (objection := proof.objection() if layer in divided else proof.against_looking()) is not None:
                 refused.append((layer.name, layer.module, objection))
+                continue
+            del self.open[layer.name]
+            proof.let_go()
+            if layer not in divided:
+                self._waiting[layer.name] = proof
         if refused:
             raise _not_proportional(refused)
 
@@ -151,6 +166,17 @@ class Proof:
                 f"({type(error).__name__}: {said}{unseen})"
             )
 
+    def against_looking(self) -> str | None:
+        """Why what is seen of the layer must not be taken for its ``Wx``, as far as that can be tried."""
+        if self.instance is None or is_flat_shard(self.layer.weight):
+            return None
+        try:
+            return self._against_measuring({}, TOLERANCE)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # a forward is arbitrary code
+            return None
+
     @torch.no_grad()
     def _seen(self) -> str | None:
         """What running the layer shows that there is against dividing its weight, or against what is measured of it."""
@@ -159,7 +185,7 @@ class Proof:
             # weight of zero leaves nothing of the input; 1 + weight, say, would leave it all.
             x, nothing = self._input(), torch.zeros_like(whole(self.layer.weight))
             equal = torch.equal(self._part(nothing, x, {}), self._part(nothing, -x, {}))
-            return self.against_measuring({}, TOLERANCE) if equal else DOES_NOT_HALVE
+            return self._against_measuring({}, TOLERANCE) if equal else DOES_NOT_HALVE
         objection, later = self._against({}, TOLERANCE), self._later()
         if objection is None and later and self.layer.weight.requires_grad:
             with contextlib.suppress(Exception):  # made up as they are, they may be no parameters for this forward
@@ -172,10 +198,10 @@ class Proof:
         halved = self._part(weight / 2, x, others)
         if _differ(2 * halved, full, tolerance):
             return DOES_NOT_HALVE
-        return None if self.instance is None else self.against_measuring(given, tolerance)
+        return None if self.instance is None else self._against_measuring(given, tolerance)
 
     @torch.no_grad()
-    def against_measuring(self, given: dict[str, Tensor], tolerance: float) -> str | None:
+    def _against_measuring(self, given: dict[str, Tensor], tolerance: float) -> str | None:
         """What there is against taking what is seen of the layer for its ``Wx``."""
         if not self.layer.kind.needs_output:
             return OTHER_DIMENSIONS if self._scales_elsewhere() else None
