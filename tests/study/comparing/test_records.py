@@ -427,3 +427,15 @@ def test_scores_may_be_numpys(tmp_path):
     append(tmp_path, ok(accuracy=np.float64(0.75)))
     (run,) = read(tmp_path).runs
     assert run["test_accuracy"] == 0.75
+
+
+def test_a_results_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path, monkeypatch) -> None:
+    assert not read(tmp_path / "nowhere").runs
+
+    def denied(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "listdir", denied)  # what pathlib lists folders by
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(RecordError, match=r"cannot read .*: Permission denied"):
+        read(tmp_path)

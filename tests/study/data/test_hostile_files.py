@@ -1,10 +1,12 @@
 """Data files that were made to do harm, or that are no files at all: refused in a sentence, at once."""
 
+import errno
 import os
 import struct
 import zlib
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,6 +120,23 @@ def test_pipes_loops_and_devices_among_pictures_are_passed_over(class_folders: P
     (class_folders / "a/zero.png").symlink_to("/dev/zero")
     (class_folders / "b/around").symlink_to(class_folders)
     assert len(datasets.load("folder", class_folders, size=4).train) == 16
+
+
+def test_pictures_in_a_folder_that_cannot_be_listed_are_not_passed_over(
+    class_folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = next(folder for folder in class_folders.iterdir() if folder.is_dir()) / "more"
+    locked.mkdir()
+    listed = os.scandir
+
+    def scandir(path: str | os.PathLike[str]) -> Any:
+        if Path(path) == locked:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(DataError, match=r"cannot list .*more: Permission denied"):
+        datasets.load("folder", class_folders, size=4)
 
 
 @pytest.mark.parametrize("name", ["a\udcff", "line\nbreak", "bell\a"])

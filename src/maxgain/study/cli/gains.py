@@ -45,13 +45,13 @@ def run(options: Options, screen: Screen) -> dict[str, Any]:
     p, gamma = opened.recipe.p, opened.recipe.gamma
     reports = {part: gains(opened.model, split, p) for part, split in opened.parts.items()}
     bound = gamma if gamma is not None and math.isfinite(gamma) else None
+    for part, report in reports.items():
+        screen.show(gain_table(f"Gain by layer on the {part} set, p = {p:g}", report.quantiles()))
     drawn = figures.gain_boxes({part: report.quantiles() for part, report in reports.items()}, bound, opened.title)
     figures.save(drawn, options.run, "gains")
     told = {part: files.decode(report.to_json()) for part, report in reports.items()}
     content = {"maxgain": maxgain.__version__, "bound": bound} | told
     write_json(written[-1], content)
-    for part, report in reports.items():
-        screen.show(gain_table(f"Gain by layer on the {part} set, p = {p:g}", report.quantiles()))
     steps = {typed("inspect", options.run): "the same gains beside operator norms"}
     screen.end(written, steps)
     return content

@@ -136,7 +136,7 @@ def read(folder: str | Path) -> Records:
     runs: dict[str, Record] = {}
     times: dict[str, dict[str | None, Record]] = {}
     warnings: list[str] = []
-    for path in sorted(folder.glob("*.jsonl")):
+    for path in _files_in(folder):
         found, problems = _records_in(path)
         warnings += problems
         # Lines of several machines are in any order; what nobody can read the time of comes first.
@@ -176,6 +176,16 @@ def _contradictions(path: Path, found: Sequence[Record]) -> list[str]:
         return []
     run = "1 run is" if count == 1 else f"{count} runs are"
     return [f"{path}: {run} recorded more than once, with scores that differ; the newest record of each counts"]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """The files of a results folder; one that cannot be listed is not taken for an empty one, as `glob` would do."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == ".jsonl")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RecordError(f"cannot read {folder}: {error.strerror or error}.") from error
 
 
 def _records_in(path: Path) -> tuple[list[Record], list[str]]:

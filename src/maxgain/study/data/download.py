@@ -112,7 +112,7 @@ def _retrieve(download: Download, folder: Path, progress: bool) -> Path:
     except requests.RequestException:
         reason = "the connection failed; check that this machine is on the network"
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = clause(error.strerror or str(error).partition(" | ")[0])  # pooch adds a sentence of its own
     except ValueError:  # how pooch says that the checksum is wrong
         reason = "its SHA-256 is not the expected one, so nothing was kept; try again later"
     raise DataError(f"cannot download {download.url} into {folder.parent}: {reason}.")

@@ -41,11 +41,21 @@ T = TypeVar("T")
 
 def find(folder: Path) -> list[Path]:
     """All image files in `folder` and below it but hidden ones, in an order that no file system decides."""
+    found = []
     try:
-        found = [path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()]
+        for where, folders, names in os.walk(folder, onerror=_give_up):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            found += [Path(where, name) for name in names if not name.startswith(".")]
+        return sorted(path for path in found if path.suffix.lower() in SUFFIXES and path.is_file())
+    except FileNotFoundError:
+        return []
     except OSError as error:
-        raise DataError(f"cannot list {folder}: {error.strerror or error}.") from error
-    return sorted(path for path in found if not any(p.startswith(".") for p in path.relative_to(folder).parts))
+        raise DataError(f"cannot list {error.filename or folder}: {error.strerror or error}.") from error
+
+
+def _give_up(error: OSError) -> None:
+    """Where a folder cannot be listed: without its images a data set would be another one, and nobody would know."""
+    raise error
 
 
 def read(path: Path, side: int) -> NDArray[np.uint8]:
