@@ -386,6 +386,9 @@ def test_a_row_is_called_by_its_numbers_but_for_factors_of_1_that_nobody_named()
     assert [row.label for row in comparison.rows] == ["none", "dropout", "maxgain=2+dropout", "concretedropout=1"]
     chosen = answer({"none": [0.8], "dropout": [0.9]}, chosen={"dropout": ("dropout",)})
     assert chosen.rows[1].label == "dropout=1"
+    row = "maxgain+dropout"
+    partly = answer({"none": [0.8], row: [0.9]}, tuning_runs={row: 5}, chosen={row: ("maxgain",)})
+    assert told(partly).choices == ("maxgain+dropout, chosen: maxgain=2+dropout",)
 
 
 def test_a_row_for_which_nothing_could_be_chosen_is_called_by_no_number():

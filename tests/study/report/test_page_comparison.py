@@ -193,3 +193,10 @@ def test_intervals_lie_on_one_axis_with_zero():
     marks = [float(a["cx"]) for tag, a in shown.elements if a.get("class") == "mean"]
     assert marks[0] == pytest.approx(zero, abs=0.1)  # dropout's mean difference is none
     assert marks[1] > zero
+
+
+def test_comparisons_that_differ_in_their_seeds_are_told_apart():
+    found = [bare_records({"none": NONE, "maxgain": BETTER}, seed=seed).runs for seed in (0, 7)]
+    asked = [next(possible(Records(runs, (), ()))) for runs in found]
+    answers = comparisons(Records((*found[0], *found[1]), (), ()), asked)
+    assert list(answers) == ["digits (first seed 7)", "digits (first seed 0)"]

@@ -318,14 +318,17 @@ def _row(
 
 
 def _label(name: str, question: Question) -> str:
-    texts = {run.regulariser for run in question.rows[name] if run.error is None}
-    if len(texts) != 1:
-        return name
+    texts = {called(run, name, question) for run in question.rows[name] if run.error is None}
+    return texts.pop() if len(texts) == 1 else name
+
+
+def called(run: Planned, row: str, question: Question) -> str:
+    """A run's regulariser with its numbers; but for factors of 1 that nobody named and that were not chosen."""
     try:
-        given = [choice.row.name for choice in parse(name) if choice.value is not None]
-        return brief(next(iter(texts)), (*given, *question.chosen.get(name, ())))
+        given = [choice.row.name for choice in parse(row) if choice.value is not None]
+        return brief(run.regulariser, (*given, *question.chosen.get(row, ())))
     except RegulariserError:  # a record may name one that this version does not know
-        return texts.pop()
+        return run.regulariser
 
 
 def _common(scores: Scores, pair: Pair) -> tuple[int, ...]:

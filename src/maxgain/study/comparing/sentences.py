@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..wording import counted, listed, signed
-from .comparison import Comparison, Contrast
+from .comparison import Comparison, Contrast, called
 from .statistics import ALPHA, ONE_SPLIT, Difference, Verdict
 
 RULES = {"established": "better", "reversed": "worse"}
@@ -313,7 +313,8 @@ def _tuning(comparison: Comparison) -> str:
 
 def _choice(comparison: Comparison, name: str) -> str:
     question = comparison.question
-    texts = {question.unit(run): "nothing" if run.error else run.regulariser for run in question.rows[name]}
+    runs = question.rows[name]
+    texts = {question.unit(run): "nothing" if run.error else called(run, name, question) for run in runs}
     if len(set(texts.values())) == 1:
         return f"{name}, chosen: {texts.popitem()[1]}"
     return f"{name}, chosen by {question.over}: {'; '.join(texts.values())}"

@@ -143,8 +143,11 @@ def _names(answers: Sequence[Comparison]) -> list[str]:
         config = answer.runs[0]["config"] if answer.runs else {}
         settings = {name: value for name, value in config.items() if name not in VARIED}
         over = {"over": f"{len(question.units)} {question.over}s", "of": ", ".join(question.rows)}
+        first = (
+            {"first seed": min(run.seed for runs in question.rows.values() for run in runs)} if question.units else {}
+        )
         against_what = {"contrasts": ", ".join(":".join(pair) for pair in question.contrasts)}
-        described.append((question.recipe, settings | over | against_what))
+        described.append((question.recipe, settings | over | first | against_what))
     names: list[str] = []
     for recipe, settings in described:
         rivals = [other for name, other in described if name == recipe]

@@ -16,6 +16,7 @@ from .. import files
 from ..comparing import records
 from ..comparing.records import Record, Records
 from ..comparing.tuning_rule import RULE, worth
+from ..regularisers import brief
 from ..run_files import RESULT, read_result
 from ..runs import RUNS, Place
 from ..schema import score
@@ -165,7 +166,7 @@ def _chosen_by(run: Record, settings: str) -> bool:
 
 
 def _chosen(runs: Sequence[Record]) -> str:
-    choices = {(run["config"].get("fold"), run["config"]["regulariser"]) for run in runs}
+    choices = {(run["config"].get("fold"), brief(run["config"]["regulariser"], run["tuned"])) for run in runs}
     words = [text if fold is None else f"{text} on fold {fold}" for fold, text in sorted(choices, key=str)]
     return f"Chosen: {', '.join(words) or 'nothing yet'}."
 
