@@ -189,6 +189,12 @@ def test_tied_and_lazy_layers_are_trained_saved_and_taken_up(network, tmp_path, 
     assert trained(network, tmp_path / "parts", epochs=2)["weights_sha256"] == whole["weights_sha256"]
 
 
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    trained(my_network, "~/run")
+    assert (tmp_path / "run" / "result.json").exists()
+
+
 def test_a_network_that_comes_in_evaluation_mode_is_trained_as_any_other(tmp_path) -> None:
     def pretrained(shape, classes):
         return nn.Sequential(nn.Dropout(0.5), my_network(shape, classes)).eval()

@@ -14,6 +14,7 @@ and the same call goes on with it. Errors are those of `maxgain.errors`.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -267,7 +268,7 @@ def _place(data: Data, out: str | Path, device: str) -> Place:
 def _path(given: str | Path) -> Path:
     if not isinstance(given, str | Path) or not str(given):
         raise RecipeError(f"a folder or a file is named by a text or a Path, not by {given!r:.60}.")
-    return Path(given)
+    return Path(os.path.expanduser(given))  # a folder called ~ is a trap for whoever removes it
 
 
 def _texts(name: str, given: Any) -> tuple[str, ...]:

@@ -143,6 +143,16 @@ def test_machines_are_told_what_is_wrong_in_json(command, capsys) -> None:
     assert shown.err == f"maxgain: {answer['error']}\n"
 
 
+@pytest.mark.parametrize("words", [["--out=~/runs/one"], ["--out", "~/runs/one"]], ids=" ".join)
+def test_a_tilde_is_the_home_folder_though_the_shell_left_it(words, tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cli.main(["train", "digits", "--network", "mlp", "--fold", "0", "--epochs", "1", *words]) == 0
+    assert (tmp_path / "home" / "runs" / "one" / "result.json").exists()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 def test_a_folder_that_was_removed_below_the_shell_is_named_as_that(tmp_path) -> None:
     code = "import os, sys; from maxgain.study.__main__ import main; os.rmdir(os.getcwd()); sys.exit(main())"
     (tmp_path / "removed").mkdir()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import os
+import re
 import shlex
 import shutil
 import signal
@@ -48,6 +50,8 @@ COMMANDS: dict[str, tuple[str, bool]] = {
     "data": ("list, fetch and check data sets", False),
 }
 
+HOME = re.compile(r"^(--[a-z-]+=)?~(?=/|$)")
+
 # What must be added to a command that was stopped so that it goes on.
 GOES_ON: dict[str, tuple[str, ...]] = {"train": ("--resume",), "tune": (), "compare": (), "demo": (), "reproduce": ()}
 
@@ -55,6 +59,8 @@ GOES_ON: dict[str, tuple[str, ...]] = {"train": ("--resume",), "tune": (), "comp
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    # A shell leaves the ~ of --out=~/runs as it is, and a folder called ~ is a trap for whoever removes it.
+    arguments = [HOME.sub(lambda found: found[0][:-1] + os.path.expanduser("~"), word) for word in arguments]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors=PLAINLY)  # a terminal that knows no × gets an x, not a traceback
     if isinstance(sys.stderr, io.TextIOWrapper):
