@@ -38,6 +38,8 @@ from maxgain.observe import layer_gains
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 STEPS = 10
 ROUNDING = 1e-5
+BEYOND_REACH = 1e30
+"""A bound that no gain exceeds; layers without any are measured, and not tried as those are that may be divided."""
 
 
 @dataclass
@@ -69,13 +71,13 @@ def run(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def first_gains(model: nn.Module, batch: Batch) -> tuple[dict[str, float], list[str], list[str]]:
-    """The gains under no bound of the layers that can be used, which cannot be, and what was said of those."""
+    """The gains of the layers that can be used, which cannot be, and what was said of those."""
     exclude, told = list[str](), list[str]()
     while True:
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", MeasurementWarning)
-                constraint = MaxGain(model, math.inf, exclude=exclude)
+                constraint = MaxGain(model, BEYOND_REACH, exclude=exclude)
                 try:
                     run(model, batch).float().square().mean().backward()
                     constraint.step()
