@@ -79,8 +79,6 @@ class Share:
     divided: list[nn.Parameter]
     users: list[list[int]]
     """For each divided weight, the layers that use it, by their place among these: most often one."""
-    divided_layers: list[FoundLayer]
-    """All of those."""
     divided_by: Tensor
     """The first of them."""
     owners: Tensor
@@ -92,6 +90,11 @@ class Share:
     """Whether ranks hold pieces of the weights."""
     fused: kernels.FusedProjection | None
     """The whole projection in two launches, where that can be done."""
+
+    @property
+    def divided_layers(self) -> list[FoundLayer]:
+        """The layers that use the divided weights."""
+        return [self.layers[place] for places in self.users for place in places]
 
 
 def share_of(
@@ -156,7 +159,6 @@ def share_of(
         bounds=own_bounds,
         divided=divided,
         users=users,
-        divided_layers=[own[place] for places in users for place in places],
         divided_by=packed(firsts),
         owners=packed(owners),
         optimizer=optimizer,

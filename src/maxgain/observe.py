@@ -333,7 +333,8 @@ class RunningMaximum:
         dims = self.layer.instance_dims(x)
         own = module._parameters
         if kind.form == "batch_norm":
-            assert x.shape[1] == len(own["weight"])  # type: ignore[arg-type]  # or the kernel reads beyond its end
+            if x.shape[1] != len(own["weight"]):  # type: ignore[arg-type]
+                raise ValueError("the kernel would read beyond the end of the scales")  # the hook says it in its words
             # A kernel that was compiled for a whole number would take no other.
             eps = float(module.eps)  # type: ignore[arg-type]
             part = kernels.Part("batch_norm", x, None, own["weight"], module._buffers["running_var"], eps, dims)

@@ -179,10 +179,11 @@ class Training:
         self._expect_own(tensors)
         self.model.load_state_dict(_under("model.", tensors))
         states: dict[int, dict[str, Tensor]] = {}
+        parameters = self._optimised
         for name, tensor in _under("optimiser.", tensors).items():
             index, _, field = name.partition(".")
             if field != "step":  # a GPU's optimisers want it to lie in memory as the parameter does
-                tensor = torch.empty_like(self._optimised[int(index)]).copy_(tensor)
+                tensor = torch.empty_like(parameters[int(index)]).copy_(tensor)
             states.setdefault(int(index), {})[field] = tensor
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": states, "param_groups": groups})
