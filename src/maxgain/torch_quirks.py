@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary, WeakMethod
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.fx import Graph, Node
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -251,6 +252,51 @@ def set_apart(output: Tensor) -> Tensor:
     tests/promises/test_compiled_graphs.py.
     """
     return output.unsqueeze(0).squeeze(0)
+
+
+def merge_before_code_is_made(merge: Callable[[Graph], None], *files: str) -> None:
+    """Have Inductor call a function with each graph that nothing is changed in place in, before it makes code of it.
+
+    There is one place for such a function, in its configuration; one that is somebody else's is left there. What the
+    files contain is part of what compiled code is stored under. Seen on torch 2.11 to 2.13. Guarded by
+    tests/kernels/test_merging.py.
+    """
+    from torch._inductor import config, custom_graph_pass
+
+    if config.post_grad_custom_post_pass is not None:
+        return
+
+    class Merging(custom_graph_pass.CustomGraphPass):
+        def __call__(self, graph: Graph) -> None:
+            merge(graph)
+
+        def uuid(self) -> Any:
+            return custom_graph_pass.get_hash_for_files(files)
+
+    config.post_grad_custom_post_pass = Merging()
+
+
+def hint(size: int | torch.SymInt) -> int:
+    """What a size was when code was compiled for all sizes, without compiling for this one alone."""
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+Kept = Callable[[Node], bool]
+
+
+def kept_by(graph: Graph) -> Kept:
+    """Tells of a tensor whether the graph's caller keeps it, or a view of it: for the backward, say.
+
+    Tensors that stand for others while code is compiled share storage where those will. Seen on torch 2.11 to 2.13.
+    Guarded by tests/kernels/test_merging.py.
+    """
+
+    def storage(node: Node) -> int:
+        return int(node.meta["val"].untyped_storage()._cdata)
+
+    results = [one for node in graph.nodes if node.op == "output" for one in node.all_input_nodes]
+    kept = {storage(one) for one in results if isinstance(one.meta.get("val"), Tensor)}
+    return lambda node: storage(node) in kept
 
 
 def at_fixed_address(tensor: Tensor) -> Tensor:

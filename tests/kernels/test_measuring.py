@@ -6,7 +6,6 @@ Where there is no GPU the kernel itself is run by Triton's interpreter, if that 
 import math
 import os
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,8 +35,8 @@ def interpret(maxima: Tensor, dropped: Tensor, index: int, part: Part, dims: int
 
     _, x, z, vector, variance, eps, _ = part
     z = x if z is None else z
-    *key, _ = measuring._key(x, z, part, dims, p, maxima)
-    plan = measuring._plan((*key, torch.device("cuda")))
+    *key, _ = measuring.key_of(x, z, part, dims, p, maxima)
+    plan = measuring.plan_for((*key, torch.device("cuda")))
     assert plan is not None
     vector = maxima if vector is None else vector
     variance = vector if variance is None else variance
@@ -191,19 +190,19 @@ def test_a_bias_along_the_last_dimension_is_not_taken_for_one_of_channels_last(m
     monkeypatch.setattr(measuring, "HAS_TRITON", True)
     x, z = torch.randn(2, 7, 3), torch.randn(2, 5, 7).mT  # of a dense layer with a forward of its own
     for bias, is_known in ((torch.randn(5), False), (None, True)):
-        *key, _ = measuring._key(x, z, Part("affine", x, z, bias, None, 0.0, 1), 2, 2.0, torch.zeros(1))
-        assert (measuring._plan((*key, torch.device("cuda"))) is not None) is is_known
+        *key, _ = measuring.key_of(x, z, Part("affine", x, z, bias, None, 0.0, 1), 2, 2.0, torch.zeros(1))
+        assert (measuring.plan_for((*key, torch.device("cuda"))) is not None) is is_known
 
 
 def test_a_plan_is_not_taken_over_by_statistics_of_another_type(monkeypatch):
     monkeypatch.setattr(measuring, "HAS_TRITON", True)
     x, scale = torch.randn(2, 3, 4, 4), torch.ones(3)
     keys = [
-        measuring._key(x, x, Part("batch_norm", x, None, scale, scale.to(dtype), 0.0, 3), 3, 2.0, torch.zeros(1))[:-1]
+        measuring.key_of(x, x, Part("batch_norm", x, None, scale, scale.to(dtype), 0.0, 3), 3, 2.0, torch.zeros(1))[:-1]
         for dtype in (torch.float32, torch.bfloat16, torch.float64)
     ]
     assert len(set(keys)) == 3
-    assert [measuring._plan((*key, torch.device("cuda"))) is not None for key in keys] == [True, True, False]
+    assert [measuring.plan_for((*key, torch.device("cuda"))) is not None for key in keys] == [True, True, False]
 
 
 def test_a_layout_is_known_where_every_instance_lies_in_one_piece():
@@ -249,26 +248,6 @@ def test_a_gpu_projects_as_a_cpu_does(measure_when: Any) -> None:
     assert theirs.gains == pytest.approx(mine.gains, rel=1e-3)
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(a, b.cpu(), rtol=1e-3, atol=1e-4)
-
-
-def test_a_plan_does_not_make_torch_compile_again_for_each_batch_size(monkeypatch):
-    monkeypatch.setattr(measuring, "HAS_TRITON", True)
-    compiled, gpu = [], SimpleNamespace(type="cuda")
-
-    def planned(x: Tensor) -> Tensor:
-        *tensors, _ = measuring._key(x, x, Part("affine", x, x, None, None, 0.0, 3), 3, 2.0, x)
-        plan = measuring._plan((*tensors, gpu))
-        assert plan is not None
-        return x + plan.parts + plan.for_gains[-1] + plan.for_sums[-1]
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        compiled.append(graph)
-        return graph
-
-    step = torch.compile(planned, fullgraph=True, dynamic=True, backend=backend)
-    for size in (4, 5, 9, 40, 100):
-        step(torch.zeros(size, 3, 8, 8))
-    assert len(compiled) == 1
 
 
 def test_a_projection_is_planned_anew_for_weights_of_another_type_at_the_same_address():

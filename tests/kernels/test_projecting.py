@@ -32,9 +32,9 @@ def test_where_triton_cannot_compile_that_is_said_once_and_the_plain_path_is_tak
     monkeypatch.setattr(measuring, "HAS_TRITON", True)
     monkeypatch.setattr(measuring, "compiles", cache(measuring.compiles.__wrapped__))
     x = torch.randn(4, 6)
-    *key, _ = measuring._key(x, x, Part("affine", x, x, None, None, 0.0, 1), 1, 2.0, torch.zeros(1))
+    *key, _ = measuring.key_of(x, x, Part("affine", x, x, None, None, 0.0, 1), 1, 2.0, torch.zeros(1))
     key = (*key, torch.device("cuda", 0))
-    assert measuring._plan(key) is not None
+    assert measuring.plan_for(key) is not None
     with pytest.warns(
         MeasurementWarning, match=r"Triton cannot compile for cuda:0 here \((RuntimeError|ModuleNotFound)"
     ):

@@ -1,5 +1,6 @@
 """Measuring and projecting on a GPU in a handful of launches; what the kernels do not cover takes the plain path."""
 
+from . import merging as merging
 from .measuring import Part as Part
 from .measuring import measure as measure
 from .measuring import measure_compiled as measure_compiled

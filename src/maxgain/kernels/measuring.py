@@ -25,6 +25,9 @@ POWERS = {1.0: 1, 2.0: 2, math.inf: 0}
 """The norms that the kernel knows, by the number it knows them by."""
 DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 FORMS = {"affine": 1, "batch_norm": 2}
+PLAIN = 0
+DIRECT, REPEATED, SPREAD = 0, 1, 2
+"""How an entry of an instance finds its channel: see ``triton_gains``."""
 SAMPLES, LONG_ROWS, ROWS = (1, 8192, 1), (1, 2048, 8), (4, 256, 8)
 """Tiles: how many instances a program takes, how many entries of each at once, and how many of those a thread adds up
 before it keeps anything. A dense layer has many more instances than a convolution, and they are shorter."""
@@ -57,7 +60,7 @@ def measure(maxima: Tensor, dropped: Tensor, index: int, part: Part, instance_di
     _, x, z, vector, variance, eps, _ = part
     if z is None:
         z = x
-    key = _key(x, z, part, instance_dims, p, maxima)
+    key = key_of(x, z, part, instance_dims, p, maxima)
     launch = _launches.get(key, _UNPLANNED)
     if launch is _UNPLANNED:
         launch = _launches[key] = _launcher(key) if len(_launches) < MOST_PLANS else None
@@ -66,24 +69,15 @@ def measure(maxima: Tensor, dropped: Tensor, index: int, part: Part, instance_di
 
 
 def measure_compiled(maxima: Tensor, dropped: Tensor, index: int, part: Part, instance_dims: int, p: float) -> None:
-    """As ``measure``, for torch.compile to read: the kernel itself where there is one, else one opaque operator."""
-    form, x, z, vector, variance, eps, _ = part
+    """As ``measure``, for torch.compile to read: one operator, which ``merging`` merges with those of other layers."""
+    form, x, z, vector, variance, eps, channel_dims = part
     if z is not None and x.dtype == torch.float32 and z.dtype in DTYPES:
         x = x.to(z.dtype)  # as autocast gave it to the layer, so that x itself need not be written to memory
-    x, z = x.detach(), None if z is None else z.detach()
-    plan = _plan(_key(x, x if z is None else z, part, instance_dims, p, maxima))
-    if plan is None:
-        torch.ops.maxgain.measure(maxima, dropped, index, form, x, z, *part[3:], instance_dims, p)
-        return
-    from .triton_gains import gains_kernel, sums_kernel
-
-    vector = maxima if vector is None else vector.detach()
-    tensors = x, x if z is None else z, vector, vector if variance is None else variance
-    sums = maxima  # not read, but there must be a pointer
-    if plan.parts > 0:
-        sums = maxima.new_empty(plan.rows, plan.parts, 2)
-        sums_kernel[plan.rows, plan.parts, 1](*tensors, sums, eps, *plan.for_sums, num_warps=plan.warps)
-    gains_kernel[plan.grid](*tensors, sums, maxima, dropped, eps, index, *plan.for_gains, num_warps=plan.warps)
+    z, vector, variance = (None if given is None else given.detach() for given in (z, vector, variance))
+    torch.ops.maxgain.measure(
+        maxima, dropped, [index], [form], [x.detach()], [z], [vector], [variance], [eps], [channel_dims],
+        [instance_dims], [None], [None], p,
+    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -98,32 +92,6 @@ def plain_gains(part: Part, instance_dims: int, p: float) -> Tensor:
     return gain(normalised(x, vector, variance, eps), x, p, instance_dims=instance_dims)
 
 
-# torch.compile sees both as single operations that change ``maxima`` and ``dropped`` in place. Written out, the changes
-# of one packed tensor by many layers would become a chain of copies of it. They are defined by the dispatcher's own
-# means, because ``torch.library.custom_op`` adds some 100 µs of Python to every call.
-
-_library = torch.library.Library("maxgain", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define(  # type: ignore[no-untyped-call]
-    "record(Tensor(a!) maxima, Tensor(b!) dropped, int index, Tensor gains) -> ()"
-)
-_library.define(  # type: ignore[no-untyped-call]
-    "measure(Tensor(a!) maxima, Tensor(b!) dropped, int index, str form, Tensor x, Tensor? z, Tensor? vector, "
-    "Tensor? variance, float eps, int channel_dims, int instance_dims, float p) -> ()",
-    tags=(torch.Tag.flexible_layout,),
-)
-
-
-def _measure_unpacked(maxima: Tensor, dropped: Tensor, index: int, *rest: Any) -> None:
-    *part, instance_dims, p = rest
-    measure(maxima, dropped, index, Part(*part), instance_dims, p)
-
-
-for _backend in ("CPU", "CUDA", "MPS", "XPU"):
-    _library.impl("record", record, _backend)  # type: ignore[no-untyped-call]
-    _library.impl("measure", _measure_unpacked, _backend)  # type: ignore[no-untyped-call]
-for _name in ("record", "measure"):
-    _library.impl(_name, lambda *arguments: None, "Meta")  # type: ignore[no-untyped-call]
-
 Launch = Callable[..., bool]
 _launches: dict[Any, Launch | None] = {}
 
@@ -132,7 +100,7 @@ _UNPLANNED: Any = object()
 """Stands for tensors of a kind that was not met before."""
 
 
-def _key(x: Tensor, z: Tensor, part: Part, instance_dims: int, p: float, to: Tensor) -> tuple[Any, ...]:
+def key_of(x: Tensor, z: Tensor, part: Part, instance_dims: int, p: float, to: Tensor) -> tuple[Any, ...]:
     """All that a plan depends on; x and z as the kernel reads them."""
     form, _, _, vector, variance, _, channel_dims = part
     return (
@@ -141,19 +109,46 @@ def _key(x: Tensor, z: Tensor, part: Part, instance_dims: int, p: float, to: Ten
     )  # fmt: skip
 
 
-class _Plan(NamedTuple):
-    """How the kernels are launched."""
+class Plan(NamedTuple):
+    """How the kernels are launched, in the order of their arguments."""
 
     rows: int
+    x_size: int
+    z_size: int
     parts: int
     """Of each instance, that are summed first; 0 if there is no need."""
-    grid: tuple[int, int, int]
-    for_sums: tuple[int, ...]
-    for_gains: tuple[int, ...]
-    warps: int
+    power: int
+    form: int
+    where: int
+    inner: int
+    channels: int
+    """0 where every position is one."""
+    instances: int
+    block: int
+    together: int
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """How many programs measure."""
+        return -(-self.rows // self.instances), 1, 1
+
+    @property
+    def for_sums(self) -> tuple[int, ...]:
+        """What ``sums_kernel`` is given beside tensors and ε."""
+        return *self[1:9], self.block, self.together, PART
+
+    @property
+    def for_gains(self) -> tuple[int, ...]:
+        """What ``gains_kernel`` is given beside tensors, ε and index."""
+        return *self, power_of_two(self.parts) if self.parts else 0
+
+    @property
+    def warps(self) -> int:
+        """How many of each program's."""
+        return max(1, self.block * self.instances // ENTRIES_PER_WARP)
 
 
-def _plan(key: tuple[Any, ...]) -> _Plan | None:
+def plan_for(key: tuple[Any, ...]) -> Plan | None:
     """How to launch the kernels for tensors like these; None if they do not know them or their layout."""
     (
         x_shape, x_stride, x_dtype, z_shape, z_stride, z_dtype, vector_dtype, variance_dtype, form, channel_dims,
@@ -179,38 +174,40 @@ def _plan(key: tuple[Any, ...]) -> _Plan | None:
     )
     if not known:
         return None
-    # Whatever the batch: torch.compile would compile again for each size.
     instances, entries, together = SAMPLES if instance_dims > 1 else ROWS if longest <= LONGEST_ROW else LONG_ROWS
     block = min(power_of_two(longest), entries)
     if instances > 1:
         instances *= entries // block  # as many short rows as fill the tile
-    parts = -(-longest // PART) if longest > LONGEST_WHOLE else 0
-    form_of_z = (
-        POWERS[p],
-        FORMS[form] if vector_dtype else 0,
-        1 if z_layout == "channels_last" else math.prod(z_shape[axis + 1 :]),
-        0 if z_shape[axis] == z_size else z_shape[axis],
-    )
-    together = min(together, block)
-    return _Plan(
+    inner = 1 if z_layout == "channels_last" else math.prod(z_shape[axis + 1 :])
+    channels = z_shape[axis]
+    where = REPEATED if inner == 1 and block % channels == 0 else SPREAD
+    if not vector_dtype or channels == z_size:
+        where, inner, channels = DIRECT, 1, 0
+    return Plan(
         x_rows,
-        parts,
-        (-(-x_rows // instances), 1, 1),
-        (x_size, z_size, parts, *form_of_z, block, together, PART),
-        (x_rows, x_size, z_size, parts, *form_of_z, instances, block, together, power_of_two(parts) if parts else 0),
-        max(1, block * instances // ENTRIES_PER_WARP),
+        x_size,
+        z_size,
+        -(-longest // PART) if longest > LONGEST_WHOLE else 0,
+        POWERS[p],
+        FORMS[form] if vector_dtype else PLAIN,
+        where,
+        inner,
+        channels,
+        instances,
+        block,
+        min(together, block),
     )
 
 
-class _Kernel:
+class Kernel:
     """A kernel with its grid and constants: compiled by its first launch, and launched directly from then on."""
 
-    def __init__(self, kernel: Any, grid: tuple[int, int, int], constants: tuple[int, ...], warps: int) -> None:
+    def __init__(self, kernel: Any, grid: tuple[int, int, int], constants: tuple[Any, ...], warps: int) -> None:
         self.kernel, self.grid, self.constants, self.warps = kernel, grid, constants, warps
         self.direct: Callable[..., None] | None = None
 
-    def __call__(self, device: int, tensors: tuple[Tensor, ...], pointers: tuple[int, ...], *numbers: float) -> None:
-        """On the current stream of that device; the pointers are the tensors'."""
+    def __call__(self, device: int, tensors: tuple[Any, ...], pointers: tuple[Any, ...], *numbers: float) -> None:
+        """On the current stream of that device; the pointers are the tensors', in tuples where those are in tuples."""
         if self.direct is not None:
             self.direct(device, *pointers, *numbers, *self.constants)
         else:
@@ -243,13 +240,13 @@ def compiles(device: torch.device) -> bool:
 
 def _launcher(key: tuple[Any, ...]) -> Launch | None:
     """A function that launches the kernels; it says no to tensors that they do not fit."""
-    plan = _plan(key)
+    plan = plan_for(key)
     if plan is None or not compiles(key[-1]):
         return None
     from .triton_gains import gains_kernel, sums_kernel
 
-    measuring = _Kernel(gains_kernel, plan.grid, plan.for_gains, plan.warps)
-    summing = _Kernel(sums_kernel, (plan.rows, plan.parts, 1), plan.for_sums, plan.warps) if plan.parts else None
+    measuring = Kernel(gains_kernel, plan.grid, plan.for_gains, plan.warps)
+    summing = Kernel(sums_kernel, (plan.rows, plan.parts, 1), plan.for_sums, plan.warps) if plan.parts else None
 
     def launch(
         x: Tensor, z: Tensor, vector: Tensor | None, variance: Tensor | None, eps: float,

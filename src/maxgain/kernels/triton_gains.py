@@ -2,7 +2,8 @@
 
 A program takes ``ROWS`` instances. It sums the powers of their entries in float32. Where such a sum may have over- or
 underflowed, the program reads its instances again, scaled by their largest entries; nearly all programs never do. A
-batch may have too few long instances to keep a GPU busy: other programs have then summed the parts of each before.
+batch may have too few long instances to keep a GPU busy: other programs have then summed the parts of each before. One
+launch may take several layers.
 
 What limits it is how many loads are under way. With many programs that is a matter of the registers a thread needs, so
 ``TOGETHER`` neighbouring entries, which one thread loads, are added up before anything is kept; a program that has a
@@ -19,6 +20,13 @@ BIASED = tl.constexpr(1)
 NORMALISED = tl.constexpr(2)
 """The entries times ``α / sqrt(variance + ε)`` per channel."""
 
+DIRECT = tl.constexpr(0)
+"""How a position in an instance finds its channel: it is one."""
+REPEATED = tl.constexpr(1)
+"""As the remainder by the number of channels, which is the same in every tile."""
+SPREAD = tl.constexpr(2)
+"""As the remainder of ``position // inner``."""
+
 SMALLEST_TRUSTED = tl.constexpr(1e-24)
 """Below this sum, powers that were flushed to zero may matter: tiny / eps · 1e7 of float32."""
 LARGEST_TRUSTED = tl.constexpr(4e31)
@@ -27,13 +35,13 @@ TINY = tl.constexpr(1.1754943508222875e-38)
 
 
 @triton.jit
-def _per_channel(data, position, size, vector, variance, eps,
-                 FORM: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr):  # fmt: skip
-    """The bias or the scale that belongs to each position in an instance; ``CHANNELS`` = 0: one per position."""
-    if CHANNELS == 0:
-        channel, mask = position, position < size
-    else:
-        channel, mask = (position // INNER) % CHANNELS, position >= 0
+def _per_channel(
+    data, position, given, vector, variance, eps, inner, channels, FORM: tl.constexpr, WHERE: tl.constexpr
+):
+    """The bias or the scale that belongs to each position in an instance, of which the first ``given`` have one."""
+    channel, mask = position, position < given
+    if WHERE != DIRECT:
+        channel = (position // inner) % channels
     value = tl.load(vector + channel, mask=mask, other=0.0).to(tl.float32)
     if FORM == BIASED:
         value = value.to(data.dtype.element_ty).to(tl.float32)
@@ -67,17 +75,14 @@ def _added(total, spoiled, entry, scale, P: tl.constexpr, SCALED: tl.constexpr):
 
 
 @triton.jit
-def _norms(x, z, row, begin, end, x_size, z_size, x_scale, z_scale, usable, vector, variance, eps,
-           FORM: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr,
-           P: tl.constexpr, SCALED: tl.constexpr,
+def _norms(x, z, row, begin, end, x_size, z_size, x_scale, z_scale, usable, given, vector, variance, eps,
+           inner, channels, FORM: tl.constexpr, WHERE: tl.constexpr, P: tl.constexpr, SCALED: tl.constexpr,
            ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr):  # fmt: skip
     """The sums of powers of x and of Wx for each instance (the largest entries for P = 0, nan if one is not finite).
 
     Of the positions from ``begin`` to ``end``, which are multiples of ``BLOCK`` or the end of all. Both are read in one
     loop, so that their loads wait for memory together.
     """
-    # In channels_last every tile begins with channel 0, so what belongs to its positions is the same for all tiles.
-    SAME: tl.constexpr = INNER == 1 and CHANNELS > 0 and BLOCK % max(CHANNELS, 1) == 0
     SUMS: tl.constexpr = BLOCK // TOGETHER
     column = tl.arange(0, BLOCK)
     x_total = tl.zeros([ROWS, SUMS], tl.float32)
@@ -85,16 +90,16 @@ def _norms(x, z, row, begin, end, x_size, z_size, x_scale, z_scale, usable, vect
     x_spoiled = tl.zeros([ROWS, SUMS], tl.float32)
     z_spoiled = tl.zeros([ROWS, SUMS], tl.float32)
     value = tl.zeros([BLOCK], tl.float32)
-    if FORM != PLAIN and SAME:
-        value = _per_channel(z, column, z_size, vector, variance, eps, FORM, INNER, CHANNELS)
+    if FORM != PLAIN and WHERE == REPEATED:
+        value = _per_channel(z, column, given, vector, variance, eps, inner, channels, FORM, WHERE)
     for start in range(begin, end, BLOCK):
         position = start + column
         x_entry, mask = _tile(x, row, x_size, position, usable)
         z_entry = x_entry
         if FORM != NORMALISED:
             z_entry, mask = _tile(z, row, z_size, position, usable)
-        if FORM != PLAIN and not SAME:
-            value = _per_channel(z, position, z_size, vector, variance, eps, FORM, INNER, CHANNELS)
+        if FORM != PLAIN and WHERE != REPEATED:
+            value = _per_channel(z, position, given, vector, variance, eps, inner, channels, FORM, WHERE)
         if FORM == BIASED:
             z_entry = tl.where(mask, z_entry - value[None, :], 0.0)
         if FORM == NORMALISED:
@@ -109,9 +114,43 @@ def _norms(x, z, row, begin, end, x_size, z_size, x_scale, z_scale, usable, vect
 
 
 @triton.jit
+def _raise_maximum(x, z, row, x_size, z_size, usable, given, vector, variance, eps, inner, channels, x_norm, z_norm,
+                   maxima, dropped, index, known, FORM: tl.constexpr, WHERE: tl.constexpr, P: tl.constexpr,
+                   ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr):  # fmt: skip
+    """Raise ``maxima[index]``, which was ``known``, to the largest gain of the instances that have these sums."""
+    one = tl.full([ROWS], 1.0, tl.float32)
+    scale_ratio = one
+    if P != 0:
+        trusted = (x_norm > SMALLEST_TRUSTED) & (x_norm < LARGEST_TRUSTED)
+        trusted &= (z_norm > SMALLEST_TRUSTED) & (z_norm < LARGEST_TRUSTED)
+        if tl.min((trusted | ~usable).to(tl.int32), 0) == 0:
+            size = tl.maximum(x_size, z_size)
+            x_scale, z_scale = _norms(x, z, row, 0, size, x_size, z_size, one, one, usable, given, vector, variance,
+                                      eps, inner, channels, FORM, WHERE, 0, False, ROWS, BLOCK, TOGETHER)  # fmt: skip
+            # A comparison and not a maximum, which would lose a nan.
+            x_scale = tl.where(x_scale < TINY, TINY, x_scale)
+            z_scale = tl.where(z_scale < TINY, TINY, z_scale)
+            scale_ratio = z_scale / x_scale
+            x_norm, z_norm = _norms(x, z, row, 0, size, x_size, z_size, x_scale, z_scale, usable, given, vector,
+                                    variance, eps, inner, channels, FORM, WHERE, P, True, ROWS, BLOCK,
+                                    TOGETHER)  # fmt: skip
+    if P == 2:
+        x_norm, z_norm = tl.sqrt(x_norm), tl.sqrt(z_norm)
+    ratio = scale_ratio * (z_norm / x_norm)
+    ratio = tl.where(x_norm == 0.0, 0.0, ratio)
+    finite = tl.abs(ratio) < float("inf")
+    largest = tl.max(tl.where(usable & finite, ratio, 0.0), 0)
+    if largest > known:  # atomics on one address stand in line, and most programs have nothing new to tell
+        tl.atomic_max(maxima + index, largest, sem="relaxed")
+    lost = tl.sum((usable & ~finite).to(tl.int64), 0)
+    if lost > 0:
+        tl.atomic_add(dropped + index, lost, sem="relaxed")
+
+
+@triton.jit
 def sums_kernel(
     x, z, vector, variance, sums, eps, x_size, z_size, parts,
-    P: tl.constexpr, FORM: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr,
+    P: tl.constexpr, FORM: tl.constexpr, WHERE: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr, TOGETHER: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """Sum one part of one instance, of x and of Wx; ``gains_kernel`` adds them up, always in the same order."""
@@ -119,8 +158,8 @@ def sums_kernel(
     one = tl.full([1], 1.0, tl.float32)
     begin = tl.program_id(1) * PART
     end = tl.minimum(begin + PART, tl.maximum(x_size, z_size))
-    x_sum, z_sum = _norms(x, z, row, begin, end, x_size, z_size, one, one, row >= 0, vector, variance, eps,
-                          FORM, INNER, CHANNELS, P, False, 1, BLOCK, TOGETHER)  # fmt: skip
+    x_sum, z_sum = _norms(x, z, row, begin, end, x_size, z_size, one, one, row >= 0, z_size, vector, variance, eps,
+                          INNER, CHANNELS, FORM, WHERE, P, False, 1, BLOCK, TOGETHER)  # fmt: skip
     place = sums + 2 * (row * parts + tl.program_id(1))
     tl.store(place, x_sum)
     tl.store(place + 1, z_sum)
@@ -138,10 +177,22 @@ def _together(sums, row, usable, parts, which, P: tl.constexpr, WIDE: tl.constex
     return total
 
 
+@triton.jit
+def _whole(x, z, row, x_size, z_size, usable, given, vector, variance, eps, inner, channels,
+           maxima, dropped, index, known, FORM: tl.constexpr, WHERE: tl.constexpr, P: tl.constexpr,
+           ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr):  # fmt: skip
+    """Measure instances that are read by one program."""
+    one = tl.full([ROWS], 1.0, tl.float32)
+    x_norm, z_norm = _norms(x, z, row, 0, tl.maximum(x_size, z_size), x_size, z_size, one, one, usable, given, vector,
+                            variance, eps, inner, channels, FORM, WHERE, P, False, ROWS, BLOCK, TOGETHER)  # fmt: skip
+    _raise_maximum(x, z, row, x_size, z_size, usable, given, vector, variance, eps, inner, channels, x_norm, z_norm,
+                   maxima, dropped, index, known, FORM, WHERE, P, ROWS, BLOCK, TOGETHER)  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["index"])  # one compiled kernel serves layers that differ in nothing else
 def gains_kernel(
     x, z, vector, variance, sums, maxima, dropped, eps, index, rows, x_size, z_size, parts,
-    P: tl.constexpr, FORM: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr,
+    P: tl.constexpr, FORM: tl.constexpr, WHERE: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Raise ``maxima[index]`` to the largest gain of the instances, and count those that are not finite.
@@ -152,35 +203,55 @@ def gains_kernel(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     usable = row < rows
     known = tl.load(maxima + index, cache_modifier=".cg")  # asked for before the instances, so nobody waits for it
-    one = tl.full([ROWS], 1.0, tl.float32)
-    size = tl.maximum(x_size, z_size)
     if WIDE > 0:
         x_norm = _together(sums, row, usable, parts, 0, P, WIDE)
         z_norm = _together(sums, row, usable, parts, 1, P, WIDE)
+        _raise_maximum(x, z, row, x_size, z_size, usable, z_size, vector, variance, eps, INNER, CHANNELS, x_norm,
+                       z_norm, maxima, dropped, index, known, FORM, WHERE, P, ROWS, BLOCK, TOGETHER)  # fmt: skip
     else:
-        x_norm, z_norm = _norms(x, z, row, 0, size, x_size, z_size, one, one, usable, vector, variance, eps,
-                                FORM, INNER, CHANNELS, P, False, ROWS, BLOCK, TOGETHER)  # fmt: skip
-    scale_ratio = one
-    if P != 0:
-        trusted = (x_norm > SMALLEST_TRUSTED) & (x_norm < LARGEST_TRUSTED)
-        trusted &= (z_norm > SMALLEST_TRUSTED) & (z_norm < LARGEST_TRUSTED)
-        if tl.min((trusted | ~usable).to(tl.int32), 0) == 0:
-            x_scale, z_scale = _norms(x, z, row, 0, size, x_size, z_size, one, one, usable, vector, variance, eps,
-                                      FORM, INNER, CHANNELS, 0, False, ROWS, BLOCK, TOGETHER)  # fmt: skip
-            # A comparison and not a maximum, which would lose a nan.
-            x_scale = tl.where(x_scale < TINY, TINY, x_scale)
-            z_scale = tl.where(z_scale < TINY, TINY, z_scale)
-            scale_ratio = z_scale / x_scale
-            x_norm, z_norm = _norms(x, z, row, 0, size, x_size, z_size, x_scale, z_scale, usable, vector, variance, eps,
-                                    FORM, INNER, CHANNELS, P, True, ROWS, BLOCK, TOGETHER)  # fmt: skip
-    if P == 2:
-        x_norm, z_norm = tl.sqrt(x_norm), tl.sqrt(z_norm)
-    ratio = scale_ratio * (z_norm / x_norm)
-    ratio = tl.where(x_norm == 0.0, 0.0, ratio)
-    finite = tl.abs(ratio) < float("inf")
-    largest = tl.max(tl.where(usable & finite, ratio, 0.0), 0)
-    if largest > known:  # atomics on one address stand in line, and most programs have nothing new to tell
-        tl.atomic_max(maxima + index, largest, sem="relaxed")
-    lost = tl.sum((usable & ~finite).to(tl.int64), 0)
-    if lost > 0:
-        tl.atomic_add(dropped + index, lost, sem="relaxed")
+        _whole(x, z, row, x_size, z_size, usable, z_size, vector, variance, eps, INNER, CHANNELS,
+               maxima, dropped, index, known, FORM, WHERE, P, ROWS, BLOCK, TOGETHER)  # fmt: skip
+
+
+@triton.jit
+def _of(layer, values):
+    """The value that belongs to a layer."""
+    value = values[0]
+    for other in tl.static_range(1, len(values)):
+        value = tl.where(layer == other, values[other], value)
+    return value
+
+
+@triton.jit(do_not_specialize=["indices", "begins", "rows", "are_normalised"])
+def gains_of_layers_kernel(
+    xs, zs, vectors, variances, x_sums, z_sums, maxima, dropped, eps, indices, begins, rows, x_sizes, z_sizes, givens,
+    channels, are_normalised, SUMMED: tl.constexpr, WHERE: tl.constexpr, P: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
+):  # fmt: skip
+    """As ``gains_kernel``, of several layers in one launch: each is one place in the tuples.
+
+    A layer's programs follow those of the layer before, from ``begins`` on. Where a layer has no bias, it is
+    ``givens`` = 0. If ``SUMMED``, the sums of powers of every instance are known; no layer is a batch norm then.
+    """
+    program = tl.program_id(0)
+    layer = 0
+    for other in tl.static_range(1, len(begins)):
+        layer += (program >= begins[other]).to(tl.int32)
+    index = _of(layer, indices)
+    known = tl.load(maxima + index, cache_modifier=".cg")
+    row = (program - _of(layer, begins)).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    usable = row < _of(layer, rows)
+    x, x_size = _of(layer, xs), _of(layer, x_sizes)
+    z, z_size = _of(layer, zs), _of(layer, z_sizes)
+    vector, variance, given = _of(layer, vectors), _of(layer, variances), _of(layer, givens)
+    if SUMMED:
+        x_norm = tl.load(_of(layer, x_sums) + row, mask=usable, other=1.0)
+        z_norm = tl.load(_of(layer, z_sums) + row, mask=usable, other=1.0)
+        _raise_maximum(x, z, row, x_size, z_size, usable, given, vector, variance, 0.0, 1, _of(layer, channels), x_norm,
+                       z_norm, maxima, dropped, index, known, BIASED, WHERE, P, ROWS, BLOCK, TOGETHER)  # fmt: skip
+    elif _of(layer, are_normalised) != 0:
+        _whole(x, z, row, x_size, z_size, usable, given, vector, variance, _of(layer, eps), 1, _of(layer, channels),
+               maxima, dropped, index, known, NORMALISED, WHERE, P, ROWS, BLOCK, TOGETHER)  # fmt: skip
+    else:
+        _whole(x, z, row, x_size, z_size, usable, given, vector, variance, 0.0, 1, _of(layer, channels),
+               maxima, dropped, index, known, BIASED, WHERE, P, ROWS, BLOCK, TOGETHER)  # fmt: skip

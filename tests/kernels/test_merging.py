@@ -1,0 +1,227 @@
+"""Compiled code measures several layers by one operator, and finds what it would find by one for each."""
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._inductor import config
+from torch._inductor.utils import run_and_get_code
+
+from maxgain.kernels import Part, measure, measure_compiled, merging
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+Step = Callable[[Callable[..., None], Tensor, Tensor, list[Tensor]], Any]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch.compiler.reset()
+    with config.patch(post_grad_custom_post_pass=None):
+        yield
+
+
+def affine(x: Tensor, z: Tensor) -> tuple[Part, int, float]:
+    return Part("affine", x, z, None, None, 0.0, 3), 3, 2.0
+
+
+def run(step: Callable[..., Any], how: Callable[..., None], images: list[Tensor]) -> list[list[float]]:
+    maxima, dropped = torch.full((20,), -1.0), torch.zeros(20, dtype=torch.int64)
+    result = step(how, maxima, dropped, [image.clone() for image in images])
+    return [maxima.tolist(), dropped.tolist(), *([value.tolist() for value in result or ()])]
+
+
+def operators(step: Step, images: list[Tensor], **options: Any) -> list[list[int]]:
+    """Which layers each operator of the compiled code measures; it finds what the code that is not compiled finds."""
+    expected = run(step, measure, images)
+
+    def compiled(*arguments: Any) -> Any:
+        return torch.compile(step, fullgraph=True, **options)(*arguments)
+
+    found, code = run_and_get_code(lambda: run(compiled, measure_compiled, images))
+    for some, others in zip(found, expected, strict=True):
+        assert torch.tensor(some).flatten().tolist() == pytest.approx(torch.tensor(others).flatten().tolist(), rel=1e-5)
+    calls = re.findall(r"maxgain\.measure\.default\(\w+, \w+, \[([\d, ]+)\]", "\n".join(code))
+    return [[int(index) for index in call.split(",")] for call in calls]
+
+
+def some_images(count: int = 6, side: int = 4) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, 3, side, side, generator=generator) for _ in range(count)]
+
+
+def one_after_another(measure: Callable[..., None], maxima: Tensor, dropped: Tensor, images: list[Tensor]) -> None:
+    for index in range(len(images) - 1):
+        measure(maxima, dropped, index, *affine(images[index], images[index + 1]))
+
+
+def test_layers_that_are_measured_one_after_another_share_an_operator():
+    assert operators(one_after_another, some_images()) == [[0, 1, 2, 3, 4]]
+
+
+def test_one_operator_takes_no_more_than_a_launch_does():
+    found = operators(one_after_another, some_images(2 * merging.LAYERS + 4))
+    assert [len(layers) for layers in found] == [merging.LAYERS, merging.LAYERS, 3]
+    assert [index for layers in found for index in layers] == list(range(2 * merging.LAYERS + 3))
+
+
+def test_layers_do_not_wait_once_there_is_enough_to_read(monkeypatch):
+    images = some_images(7, 8)
+    monkeypatch.setattr(merging, "BYTES", 3 * images[0].nbytes)  # the inputs and outputs of one and a half layers
+    assert operators(one_after_another, images) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_what_is_changed_in_place_after_a_measurement_is_measured_as_it_was():
+    def step(measure: Callable[..., None], maxima: Tensor, dropped: Tensor, images: list[Tensor]) -> list[Tensor]:
+        one, two, three, *_ = images
+        measure(maxima, dropped, 0, *affine(one, two))
+        two.relu_()
+        measure(maxima, dropped, 1, *affine(two, three))
+        two.mul_(100)
+        one.zero_()
+        return [two + one]
+
+    assert operators(step, some_images()) == [[0, 1]]
+
+
+def test_a_maximum_that_is_read_between_is_that_of_the_layers_before():
+    def step(measure: Callable[..., None], maxima: Tensor, dropped: Tensor, images: list[Tensor]) -> list[Tensor]:
+        one, two, three, four, *_ = images
+        measure(maxima, dropped, 0, *affine(one, two))
+        measure(maxima, dropped, 1, *affine(two, three))
+        between = maxima + 1
+        measure(maxima, dropped, 0, *affine(two, one))
+        measure(maxima, dropped, 1, *affine(three, four))
+        return [between]
+
+    assert operators(step, some_images()) == [[0, 1], [0, 1]]
+
+
+def test_two_constraints_keep_their_maxima_apart():
+    def step(measure: Callable[..., None], maxima: Tensor, dropped: Tensor, images: list[Tensor]) -> list[Tensor]:
+        others, also_dropped = maxima - 5, dropped + 3
+        for index in range(3):
+            measure(maxima, dropped, index, *affine(images[index], images[index + 1]))
+            measure(others, also_dropped, index, *affine(images[index + 1], images[index]))
+        return [others, also_dropped]
+
+    assert operators(step, some_images()) == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_another_norm_is_not_measured_by_the_same_operator():
+    def step(measure: Callable[..., None], maxima: Tensor, dropped: Tensor, images: list[Tensor]) -> None:
+        one, two, *_ = images
+        part, dims, _ = affine(one, two)
+        for index, p in enumerate((2.0, 2.0, 1.0)):
+            measure(maxima, dropped, index, part, dims, p)
+
+    assert operators(step, some_images()) == [[0, 1], [2]]
+
+
+def test_batches_of_other_sizes_need_no_compilation():
+    compiled: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph
+
+    step = torch.compile(one_after_another, fullgraph=True, dynamic=True, backend=backend)
+    for size in (5, 6, 9, 40):
+        images = [image[:1].expand(size, 3, 4, 4).clone() for image in some_images(3)]
+        assert run(step, measure_compiled, images) == run(one_after_another, measure, images)
+    assert len(compiled) == 1
+    assert operators(one_after_another, some_images(), dynamic=True) == [[0, 1, 2, 3, 4]]
+
+
+def test_gradients_are_what_they_are_without():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 5, 3), nn.ReLU(inplace=True))
+    x = torch.randn(2, 3, 8, 8)
+
+    def forward(maxima: Tensor, dropped: Tensor) -> Tensor:
+        one = model[0](x)
+        measure_compiled(maxima, dropped, 0, *affine(x, one))
+        two = model[1](one)
+        three = model[2](two)
+        measure_compiled(maxima, dropped, 1, *affine(two, three))
+        return model[3](three).square().sum()
+
+    def gradients(forward: Callable[..., Tensor]) -> list[Tensor]:
+        model.zero_grad()
+        maxima, dropped = torch.full((2,), -1.0), torch.zeros(2, dtype=torch.int64)
+        forward(maxima, dropped).backward()
+        return [maxima, *(parameter.grad.clone() for parameter in model.parameters())]
+
+    for one, other in zip(gradients(forward), gradients(torch.compile(forward, fullgraph=True)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_function_of_somebody_else_in_the_same_place_is_called_and_stays_there():
+    seen = []
+    with config.patch(post_grad_custom_post_pass=seen.append):
+        assert operators(one_after_another, some_images()) == [[0], [1], [2], [3], [4]]
+        assert config.post_grad_custom_post_pass == seen.append
+    assert seen
+
+
+def dense(measure: Callable[..., None], maxima: Tensor, dropped: Tensor, images: list[Tensor]) -> list[Tensor]:
+    """Two dense layers with an activation between, the second without a bias."""
+    x, up, bias, down, *_ = images
+    hidden = x.bfloat16() @ up.bfloat16() + bias.bfloat16()
+    measure(maxima, dropped, 0, Part("affine", x, hidden, bias, None, 0.0, 1), 1, 2.0)
+    active = torch.nn.functional.gelu(hidden)
+    out = active @ down.bfloat16()
+    measure(maxima, dropped, 1, Part("affine", active, out, None, None, 0.0, 1), 1, 2.0)
+    return [out.float()]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_rows_of_large_dense_layers_are_added_up_in_code_that_the_compiler_makes(monkeypatch, dynamic):
+    torch.manual_seed(0)
+    tensors = [torch.randn(2, 5, 8), torch.randn(8, 24), torch.randn(24), torch.randn(24, 16)]
+    monkeypatch.setattr(merging, "BYTES", 200)
+    layers = []
+
+    def note(*arguments: Any) -> None:
+        _, _, indices, _, x, z, vector, *_, x_sums, z_sums, _ = arguments
+        layers.append(list(indices))
+        for one, other, bias, x_sum, z_sum in zip(x, z, vector, x_sums, z_sums, strict=True):
+            wx = other.float() if bias is None else other.float() - bias.bfloat16().float()
+            # Of what is rounded to bfloat16 at the end of a kernel, the kernel adds up what was to be rounded.
+            torch.testing.assert_close(x_sum, one.float().square().sum(-1), rtol=1e-2, atol=0)
+            torch.testing.assert_close(z_sum, wx.square().sum(-1), rtol=1e-2, atol=0)
+        measure_together(*arguments)
+
+    measure_together = merging.measure_together
+    library = torch.library.Library("maxgain", "IMPL")
+    with warnings.catch_warnings(action="ignore"):  # torch says that there was one before
+        library.impl("measure", note, "CPU", allow_override=True)
+    try:
+        compiled = torch.compile(dense, fullgraph=True, dynamic=dynamic)
+        maxima, dropped = torch.full((2,), -1.0), torch.zeros(2, dtype=torch.int64)
+        compiled(measure_compiled, maxima, dropped, tensors)
+    finally:
+        library._destroy()
+    expected = run(dense, measure, [tensors[0].bfloat16(), *tensors[1:]])[0][:2]
+    assert maxima.tolist() == pytest.approx(expected, rel=2e-2)
+    assert layers == [[0], [1]], "each keeps more than may wait"
+
+
+def test_what_the_backward_keeps_may_wait_for_other_layers(monkeypatch):
+    monkeypatch.setattr(merging, "BYTES", 200)
+    torch.manual_seed(0)
+    up, down = nn.Linear(8, 24).bfloat16(), nn.Linear(24, 16).bfloat16()
+    x = torch.randn(10, 8).bfloat16().requires_grad_()
+
+    def step(measure: Callable[..., None], maxima: Tensor, dropped: Tensor, images: list[Tensor]) -> Any:
+        hidden = up(x)
+        measure(maxima, dropped, 0, Part("affine", x, hidden, up.bias, None, 0.0, 1), 1, 2.0)
+        active = torch.nn.functional.gelu(hidden)
+        out = down(active)
+        measure(maxima, dropped, 1, Part("affine", active, out, down.bias, None, 0.0, 1), 1, 2.0)
+        return [out.float().detach(), out.float().sum()]
+
+    assert operators(step, []) == [[0, 1]]

@@ -1,0 +1,193 @@
+"""Several layers in one launch are measured as each by itself; and what cannot share one is measured all the same.
+
+Where there is no GPU the kernel is run by Triton's interpreter, if that is asked for: see `make kernels`.
+"""
+
+import math
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from maxgain.kernels import Part, measure, measuring, together
+
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and measuring.HAS_TRITON
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+interpreted = [
+    pytest.mark.skipif(not IS_INTERPRETED, reason="needs Triton, and TRITON_INTERPRET=1: make kernels"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's of 0/0 and overflow, which the kernel sees to
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+each_device = pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=needs_gpu), pytest.param("interpreted", marks=interpreted)],
+)
+each_p = pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+Layer = tuple[Part, int]
+
+
+@pytest.fixture
+def launched(monkeypatch, device) -> list[int]:
+    """How many programs each launch had, from now on; on a CPU the launches are the interpreter's."""
+    programs: list[int] = []
+    launch = together.Kernel
+
+    class Counted(launch):  # type: ignore[misc, valid-type]
+        def __call__(self, device: int, tensors: Any, pointers: Any, *numbers: float) -> None:
+            programs.append(self.grid[0])
+            if device >= 0:
+                super().__call__(device, tensors, pointers, *numbers)
+            else:
+                self.kernel[self.grid](*tensors, *numbers, *self.constants)
+
+    def on_a_gpu(*arguments: Any) -> Any:
+        return *key_of(*arguments)[:-1], torch.device("cuda")
+
+    key_of = together.key_of
+    monkeypatch.setattr(together, "Kernel", Counted)
+    monkeypatch.setattr(together, "_launches", {})
+    if device == "interpreted":
+        monkeypatch.setattr(together, "key_of", on_a_gpu)
+        monkeypatch.setattr(measuring, "compiles", lambda device: True)
+        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
+    return programs
+
+
+def layers(device: str, memory_format: torch.memory_format, dtype: torch.dtype = torch.float32) -> list[Layer]:
+    """A convolution with a bias and one without, their batch norms, and dense layers, of many sizes."""
+    torch.manual_seed(0)
+    if device == "interpreted":
+        device = "cpu"
+
+    def image(channels: int, side: int) -> Tensor:
+        return torch.randn(5, channels, side, side, device=device).to(dtype).contiguous(memory_format=memory_format)
+
+    def vector(size: int) -> Tensor:
+        return torch.rand(size, device=device) + 0.1
+
+    def rows(width: int) -> Tensor:
+        return torch.randn(3, 7, width, device=device).to(dtype)
+
+    return [
+        (Part("affine", image(16, 8), image(32, 8), vector(32), None, 0.0, 3), 3),
+        (Part("batch_norm", image(32, 8), None, vector(32), vector(32), 1e-5, 3), 3),
+        (Part("affine", image(32, 12), image(64, 6), None, None, 0.0, 3), 3),
+        (Part("batch_norm", image(64, 20), None, vector(64), vector(64), 1e-3, 3), 3),
+        (Part("affine", image(3, 4), image(16, 4), vector(16), None, 0.0, 3), 3),
+        (Part("affine", rows(48), rows(160), vector(160), None, 0.0, 1), 1),
+        (Part("affine", rows(1024), rows(32), None, None, 0.0, 1), 1),
+        (Part("batch_norm", rows(64)[:, 0].contiguous(), None, vector(64), vector(64), 1e-5, 1), 1),
+        (Part("affine", rows(48), rows(10), vector(10), None, 0.0, 1), 1),
+        (Part("affine", image(16, 9)[:, :, ::2], image(24, 5), vector(24), None, 0.0, 3), 3),
+    ]
+
+
+def one_by_one(chosen: list[Layer], p: float) -> tuple[list[float], list[int]]:
+    maxima, dropped = tally(chosen)
+    for index, (part, dims) in enumerate(chosen):
+        measure(maxima, dropped, index, part, dims, p)
+    return maxima.tolist(), dropped.tolist()
+
+
+def at_once(chosen: list[Layer], p: float, with_sums: bool = False) -> tuple[list[float], list[int]]:
+    maxima, dropped = tally(chosen)
+    form, x, z, vector, variance, eps, channel_dims = zip(*[part for part, _ in chosen], strict=True)
+    dims = [dims for _, dims in chosen]
+    columns = range(len(chosen)), form, x, z, vector, variance, eps, channel_dims, dims
+    x_sums, z_sums = zip(*[sums(part, p) if with_sums else (None, None) for part, _ in chosen], strict=True)
+    torch.ops.maxgain.measure(maxima, dropped, *columns, x_sums, z_sums, p)
+    return maxima.tolist(), dropped.tolist()
+
+
+def sums(part: Part, p: float) -> tuple[Tensor, Tensor]:
+    assert part.z is not None
+    wx = part.z.float() if part.vector is None else part.z.float() - part.vector.to(part.z.dtype).float()
+    return part.x.float().abs().pow(p).sum(-1), wx.abs().pow(p).sum(-1)
+
+
+def tally(chosen: list[Layer]) -> tuple[Tensor, Tensor]:
+    device = chosen[0][0].x.device
+    return torch.full((len(chosen),), -1.0, device=device), torch.zeros(len(chosen), dtype=torch.int64, device=device)
+
+
+@each_p
+@each_device
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_are_measured_together_as_they_are_one_by_one(p, device, memory_format, dtype, launched):
+    if device == "interpreted" and dtype == torch.bfloat16:
+        pytest.skip("the interpreter cuts off what a GPU rounds")
+    chosen = layers(device, memory_format, dtype)
+    maxima, dropped = one_by_one(chosen, p)
+    together_maxima, together_dropped = at_once(chosen, p)
+    assert together_maxima == pytest.approx(maxima, rel=1e-5)
+    assert min(together_maxima) > 0
+    assert together_dropped == dropped
+    if device != "cpu":
+        rows = 6 + 6 + 1  # of 21 rows, and of 3, in tiles of four
+        images = 25 if memory_format == torch.channels_last else 5
+        assert sorted(launched) == ([rows, images] if images > 5 else [rows])
+
+
+@each_device
+@pytest.mark.parametrize("scale", [1e-25, 1e30])
+def test_what_overflows_in_one_layer_is_read_again_there_and_what_is_not_finite_is_counted_there(
+    device, scale, launched
+):
+    chosen = layers(device, torch.channels_last)
+    for part, _ in (chosen[1], chosen[3], chosen[5]):
+        part.x.mul_(scale)
+    chosen[0][0].x[2, 1, 3, 3], chosen[2][0].x[1], chosen[3][0].x[4, 5, 6, 7] = math.inf, 0.0, math.nan
+    maxima, dropped = one_by_one(chosen, 2.0)
+    together_maxima, together_dropped = at_once(chosen, 2.0)
+    assert together_maxima == pytest.approx(maxima, rel=1e-5)
+    assert together_dropped == dropped
+    assert sum(dropped) == 2
+
+
+@each_device
+def test_more_layers_than_one_launch_takes_are_measured_in_several(device, launched):
+    chosen = layers(device, torch.channels_last)[:4] * 5
+    assert at_once(chosen, 2.0)[0] == pytest.approx(one_by_one(chosen, 2.0)[0], rel=1e-5)
+    if device != "cpu":
+        assert launched == [5 * together.LAYERS, 5 * together.LAYERS, 5 * (20 - 2 * together.LAYERS)]
+    assert at_once(chosen, 2.0) == at_once(chosen, 2.0), "the second time by what was planned for the first"
+
+
+@each_device
+def test_tensors_that_begin_at_an_odd_address_are_measured_all_the_same(device, launched):
+    chosen = layers(device, torch.channels_last)[:2]
+    part, dims = chosen[1]
+    shifted = torch.empty(part.x.numel() + 1, device=part.x.device)[1:].as_strided(part.x.shape, part.x.stride())
+    chosen[1] = part._replace(x=shifted.copy_(part.x)), dims
+    assert at_once(chosen, 2.0)[0] == pytest.approx(one_by_one(chosen, 2.0)[0], rel=1e-5)
+    assert not launched
+
+
+@each_device
+@pytest.mark.parametrize("p", [1.0, 2.0])
+@pytest.mark.parametrize("scale", [1.0, 1e-25, 1e30])
+def test_known_sums_are_not_added_up_again_but_where_they_over_or_underflowed(device, p, scale, launched):
+    chosen = [layer for layer in layers(device, torch.channels_last)[5:9] if layer[0].form == "affine"]
+    for part, _ in chosen:
+        part.x.mul_(scale)
+        part.x[1, 2], part.x[2, 3, 4] = 0.0, math.nan
+    expected = one_by_one(chosen, p)
+    maxima, dropped = at_once(chosen, p, with_sums=True)
+    assert maxima == pytest.approx(expected[0], rel=1e-5)
+    assert dropped == expected[1] == [1, 1, 1]
+    if device != "cpu":
+        assert launched == [2], "of three layers one has outputs of ten entries, and is measured by itself"
+
+
+@each_device
+def test_it_is_the_sums_that_count_where_they_are_given(device, launched):
+    chosen = [layers(device, torch.channels_last)[5]]
+    part, _ = chosen[0]
+    maxima, dropped = tally(chosen)
+    x_sums, z_sums = torch.full_like(part.x[..., 0], 4.0), torch.full_like(part.x[..., 0], 36.0)
+    columns = [0], ["affine"], [part.x], [part.z], [part.vector], [None], [0.0], [1], [1]
+    torch.ops.maxgain.measure(maxima, dropped, *columns, [x_sums], [z_sums], 2.0)
+    assert maxima.item() == (pytest.approx(one_by_one(chosen, 2.0)[0][0]) if device == "cpu" else 3)
