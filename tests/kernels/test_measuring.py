@@ -40,7 +40,7 @@ def interpret(maxima: Tensor, dropped: Tensor, index: int, part: Part, dims: int
     assert plan is not None
     vector = maxima if vector is None else vector
     variance = vector if variance is None else variance
-    sums = torch.full((plan.rows, max(1, plan.parts), 2), math.nan)
+    sums = torch.full((2, plan.rows, max(1, plan.parts)), math.nan)
     if plan.parts:
         sums_kernel[plan.rows, plan.parts, 1](x, z, vector, variance, sums, eps, *plan.for_sums)
     gains_kernel[plan.grid](x, z, vector, variance, sums, maxima, dropped, eps, index, *plan.for_gains)

@@ -5,6 +5,7 @@ Where there is no GPU the kernel is run by Triton's interpreter, if that is aske
 
 import math
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -91,12 +92,15 @@ def one_by_one(chosen: list[Layer], p: float) -> tuple[list[float], list[int]]:
     return maxima.tolist(), dropped.tolist()
 
 
-def at_once(chosen: list[Layer], p: float, with_sums: bool = False) -> tuple[list[float], list[int]]:
+def at_once(chosen: list[Layer], p: float, with_sums: Iterable[int] = ()) -> tuple[list[float], list[int]]:
     maxima, dropped = tally(chosen)
     form, x, z, vector, variance, eps, channel_dims = zip(*[part for part, _ in chosen], strict=True)
     dims = [dims for _, dims in chosen]
     columns = range(len(chosen)), form, x, z, vector, variance, eps, channel_dims, dims
     x_sums, z_sums = zip(*[sums(part, p) if with_sums else (None, None) for part, _ in chosen], strict=True)
+    x_sums, z_sums = (
+        [one if which in with_sums else None for one in column] for which, column in enumerate((x_sums, z_sums))
+    )
     torch.ops.maxgain.measure(maxima, dropped, *columns, x_sums, z_sums, p)
     return maxima.tolist(), dropped.tolist()
 
@@ -126,9 +130,9 @@ def test_layers_are_measured_together_as_they_are_one_by_one(p, device, memory_f
     assert min(together_maxima) > 0
     assert together_dropped == dropped
     if device != "cpu":
-        rows = 6 + 6 + 1  # of 21 rows, and of 3, in tiles of four
-        images = 25 if memory_format == torch.channels_last else 5
-        assert sorted(launched) == ([rows, images] if images > 5 else [rows])
+        rows = [6 + 6 + 1, 1 + 1 + 1]  # of 21 rows, and of 3, in tiles of four, and of 64
+        images = [30, 25] if memory_format == torch.channels_last else []  # one layer's are in two parts
+        assert launched == [*images, *rows]
 
 
 @each_device
@@ -149,10 +153,10 @@ def test_what_overflows_in_one_layer_is_read_again_there_and_what_is_not_finite_
 
 @each_device
 def test_more_layers_than_one_launch_takes_are_measured_in_several(device, launched):
-    chosen = layers(device, torch.channels_last)[:4] * 5
+    chosen = layers(device, torch.channels_last)[:4] * 5  # of which a fourth is in two parts
     assert at_once(chosen, 2.0)[0] == pytest.approx(one_by_one(chosen, 2.0)[0], rel=1e-5)
     if device != "cpu":
-        assert launched == [5 * together.LAYERS, 5 * together.LAYERS, 5 * (20 - 2 * together.LAYERS)]
+        assert launched == [100, 80, 25, 20]
     assert at_once(chosen, 2.0) == at_once(chosen, 2.0), "the second time by what was planned for the first"
 
 
@@ -169,17 +173,20 @@ def test_tensors_that_begin_at_an_odd_address_are_measured_all_the_same(device, 
 @each_device
 @pytest.mark.parametrize("p", [1.0, 2.0])
 @pytest.mark.parametrize("scale", [1.0, 1e-25, 1e30])
-def test_known_sums_are_not_added_up_again_but_where_they_over_or_underflowed(device, p, scale, launched):
+@pytest.mark.parametrize("known", [(0,), (1,), (0, 1)], ids=["of x", "of Wx", "of both"])
+def test_known_sums_are_not_added_up_again_but_where_they_over_or_underflowed(device, p, scale, known, launched):
     chosen = [layer for layer in layers(device, torch.channels_last)[5:9] if layer[0].form == "affine"]
     for part, _ in chosen:
         part.x.mul_(scale)
         part.x[1, 2], part.x[2, 3, 4] = 0.0, math.nan
     expected = one_by_one(chosen, p)
-    maxima, dropped = at_once(chosen, p, with_sums=True)
+    maxima, dropped = at_once(chosen, p, with_sums=known)
     assert maxima == pytest.approx(expected[0], rel=1e-5)
     assert dropped == expected[1] == [1, 1, 1]
     if device != "cpu":
-        assert launched == [2], "of three layers one has outputs of ten entries, and is measured by itself"
+        assert launched == ([2] if known == (0, 1) else [12, 2]), (
+            "rows are not read; and one of three layers is measured by itself, for its ten outputs"
+        )
 
 
 @each_device

@@ -28,13 +28,13 @@ FORMS = {"affine": 1, "batch_norm": 2}
 PLAIN = 0
 DIRECT, REPEATED, SPREAD = 0, 1, 2
 """How an entry of an instance finds its channel: see ``triton_gains``."""
-SAMPLES, LONG_ROWS, ROWS = (1, 8192, 1), (1, 2048, 8), (4, 256, 8)
+SAMPLES, PARTS, LONG_ROWS, ROWS = (1, 8192, 1), (1, 2048, 8), (1, 2048, 8), (4, 256, 8)
 """Tiles: how many instances a program takes, how many entries of each at once, and how many of those a thread adds up
 before it keeps anything. A dense layer has many more instances than a convolution, and they are shorter."""
 LONGEST_ROW = 4096
 """Beyond it a row is a long one."""
 ENTRIES_PER_WARP = 512
-LONGEST_WHOLE, PART = 1 << 16, 1 << 15
+LONGEST_WHOLE, PART = 1 << 16, 1 << 14
 """A longer instance is summed in parts of this size: a few large images are too few programs for a GPU."""
 LARGEST_INSTANCE = 1 << 24
 """Where sums of a longer one overflow, a single program would read it again for too long."""
@@ -174,7 +174,11 @@ def plan_for(key: tuple[Any, ...]) -> Plan | None:
     )
     if not known:
         return None
-    instances, entries, together = SAMPLES if instance_dims > 1 else ROWS if longest <= LONGEST_ROW else LONG_ROWS
+    parts = -(-longest // PART) if longest > LONGEST_WHOLE else 0
+    if instance_dims > 1:
+        instances, entries, together = PARTS if parts else SAMPLES
+    else:
+        instances, entries, together = ROWS if longest <= LONGEST_ROW else LONG_ROWS
     block = min(power_of_two(longest), entries)
     if instances > 1:
         instances *= entries // block  # as many short rows as fill the tile
@@ -187,7 +191,7 @@ def plan_for(key: tuple[Any, ...]) -> Plan | None:
         x_rows,
         x_size,
         z_size,
-        -(-longest // PART) if longest > LONGEST_WHOLE else 0,
+        parts,
         POWERS[p],
         FORMS[form] if vector_dtype else PLAIN,
         where,
@@ -265,7 +269,7 @@ def _launcher(key: tuple[Any, ...]) -> Launch | None:
                 return launch(x, z, vector, variance, eps, maxima, dropped, index)
         tensors, sums = (x, z, vector, variance), maxima
         if summing is not None:
-            sums = maxima.new_empty(plan.rows, plan.parts, 2)
+            sums = maxima.new_empty(2, plan.rows, plan.parts)
             summing(device, (*tensors, sums), (*pointers, sums.data_ptr()), eps)
         measuring(
             device,

@@ -17,12 +17,14 @@ import torch
 from torch.fx import Graph, Node
 
 from ..functional import record
-from ..torch_quirks import Kept, hint, kept_by, merge_before_code_is_made
+from ..torch_quirks import Kept, base_of, hint, is_fused, kept_by, merge_before_code_is_made, users_of
 from .together import LAYERS, measure_together
 
-BYTES = 24 << 20
-"""Layers wait for one launch until it has so much to read, as reading takes longer than launching then. So much memory
-compiled code may keep for longer than it would. And so large is a dense layer whose rows are summed on the way."""
+READ, KEPT = 128 << 20, 24 << 20
+"""Layers wait for one launch until it has so many bytes to read, which takes much longer than launching; or until so
+many wait in memory that nobody else keeps."""
+SUMMED, LONGEST_SUMMED = 1 << 20, 1024
+"""Rows are summed on the way if they have so many bytes, and are not too long for the compiler to keep a whole one."""
 LISTS = ("indices", "form", "x", "z", "vector", "variance", "eps", "channel_dims", "instance_dims", "x_sums", "z_sums")
 
 _library = torch.library.Library("maxgain", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -54,20 +56,19 @@ def merge(graph: Graph) -> None:
     measurements = [node for node in graph.nodes if _measures(node)]
     if not measurements:
         return
+    kept = kept_by(graph)
     for node in measurements:
-        if _bytes(node) >= BYTES and node.kwargs["instance_dims"] == [1] and node.kwargs["p"] in (1.0, 2.0):
+        if node.kwargs["instance_dims"] == [1] and node.kwargs["form"] == ["affine"] and node.kwargs["p"] in (1.0, 2.0):
             _add_up(graph, node)
-    for group in list(_groups(measurements, kept_by(graph))):
+    for group in list(_groups(measurements, kept)):
         if len(group) > 1:
             _merge(graph, group)
 
 
 def _add_up(graph: Graph, node: Node) -> None:
-    """Give a measurement the sums of powers of its rows."""
+    """Give a measurement the sums of powers of its rows, where the compiler has them at hand."""
     given: dict[str, Any] = dict(node.kwargs)
-    (form,), (x,), (z,), (bias,) = (given[name] for name in ("form", "x", "z", "vector"))
-    if form != "affine":
-        return
+    (x,), (z,), (bias,) = given["x"], given["z"], given["vector"]
     aten, convert = torch.ops.aten, torch.ops.prims.convert_element_type.default
 
     def call(function: Any, *arguments: Any) -> Node:
@@ -77,17 +78,24 @@ def _add_up(graph: Graph, node: Node) -> None:
             made.meta["val"] = function(*values)
         return made
 
-    def sums(rows: Node) -> Node:
+    def sums(rows: Node) -> list[Node]:
         power = call(aten.abs.default, rows) if given["p"] == 1 else call(aten.mul.Tensor, rows, rows)
-        return call(aten.sum.dim_IntList, power, [-1])
+        return [call(aten.sum.dim_IntList, power, [-1])]
 
     with graph.inserting_before(node):
-        wide = call(convert, z, torch.float32)
-        if bias is not None:
-            rounded = call(convert, call(convert, bias, z.meta["val"].dtype), torch.float32)
-            wide = call(aten.sub.Tensor, wide, rounded)
-        x_sums, z_sums = sums(call(convert, x, torch.float32)), sums(wide)
-    node.kwargs = given | {"x_sums": [x_sums], "z_sums": [z_sums]}
+        if _is_worth_it(x) and is_fused(base_of(x)):
+            given["x_sums"] = sums(call(convert, x, torch.float32))
+        if _is_worth_it(z) and any(is_fused(user) for user in users_of(base_of(z))):
+            wide = call(convert, z, torch.float32)
+            if bias is not None:
+                rounded = call(convert, call(convert, bias, z.meta["val"].dtype), torch.float32)
+                wide = call(aten.sub.Tensor, wide, rounded)
+            given["z_sums"] = sums(wide)
+    node.kwargs = given
+
+
+def _is_worth_it(rows: Node) -> bool:
+    return bool(_size(rows) >= SUMMED and rows.meta["val"].shape[-1] <= LONGEST_SUMMED)
 
 
 def _groups(measurements: list[Node], kept: Kept) -> Iterator[list[Node]]:
@@ -98,7 +106,7 @@ def _groups(measurements: list[Node], kept: Kept) -> Iterator[list[Node]]:
         if group is None:
             open_groups.append(group := [])
         group.append(node)
-        if len(group) == LAYERS or sum(_bytes(one, kept) for one in group) >= BYTES:
+        if len(group) == LAYERS or sum(map(_read, group)) >= READ or _waiting(group, kept) >= KEPT:
             open_groups.remove(group)
             yield group
     yield from open_groups
@@ -139,9 +147,18 @@ def _merge(graph: Graph, group: list[Node]) -> None:
         graph.erase_node(node)
 
 
-def _bytes(node: Node, kept: Kept = lambda one: False) -> int:
-    """What a measurement reads; or, if that is added up, what it keeps in memory and nobody else does."""
-    read: list[Any] = [one for one in (*node.kwargs["x"], *node.kwargs["z"]) if one is not None]  # type: ignore[misc]
-    if node.kwargs["x_sums"] != [None]:
-        read = [one for one in read if not kept(one)]
-    return sum(hint(one.meta["val"].numel()) * one.meta["val"].element_size() for one in read)
+def _read(node: Node) -> int:
+    """How many bytes a measurement reads."""
+    read: list[Any] = [one for name in ("x", "z") if node.kwargs[f"{name}_sums"] == [None] for one in node.kwargs[name]]  # type: ignore[union-attr]
+    return sum(_size(one) for one in read if one is not None)
+
+
+def _waiting(group: list[Node], kept: Kept) -> int:
+    """How many bytes are in memory only because measurements wait for each other."""
+    waiting: set[Any] = {one for node in group for name in ("x", "z") for one in node.kwargs[name]}  # type: ignore[union-attr]
+    return sum(_size(one) for one in waiting if one is not None and not kept(one))
+
+
+def _size(node: Node) -> int:
+    value = node.meta["val"]
+    return hint(value.numel()) * int(value.element_size())

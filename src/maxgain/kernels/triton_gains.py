@@ -2,8 +2,8 @@
 
 A program takes ``ROWS`` instances. It sums the powers of their entries in float32. Where such a sum may have over- or
 underflowed, the program reads its instances again, scaled by their largest entries; nearly all programs never do. A
-batch may have too few long instances to keep a GPU busy: other programs have then summed the parts of each before. One
-launch may take several layers.
+batch may have too few long instances to keep a GPU busy: other programs have then summed the parts of each before. So
+have they where several layers share a launch.
 
 What limits it is how many loads are under way. With many programs that is a matter of the registers a thread needs, so
 ``TOGETHER`` neighbouring entries, which one thread loads, are added up before anything is kept; a program that has a
@@ -160,33 +160,21 @@ def sums_kernel(
     end = tl.minimum(begin + PART, tl.maximum(x_size, z_size))
     x_sum, z_sum = _norms(x, z, row, begin, end, x_size, z_size, one, one, row >= 0, z_size, vector, variance, eps,
                           INNER, CHANNELS, FORM, WHERE, P, False, 1, BLOCK, TOGETHER)  # fmt: skip
-    place = sums + 2 * (row * parts + tl.program_id(1))
+    place = sums + row * parts + tl.program_id(1)
     tl.store(place, x_sum)
-    tl.store(place + 1, z_sum)
+    tl.store(place + tl.num_programs(0) * parts, z_sum)
 
 
 @triton.jit
-def _together(sums, row, usable, parts, which, P: tl.constexpr, WIDE: tl.constexpr):
-    """What ``sums_kernel`` found for each instance, added up."""
+def _together(sums, row, usable, parts, P: tl.constexpr, WIDE: tl.constexpr):
+    """What was found for the parts of each instance, added up."""
     part = tl.arange(0, WIDE)
     mask = usable[:, None] & (part < parts)[None, :]
-    found = tl.load(sums + 2 * (row[:, None] * parts + part[None, :]) + which, mask=mask, other=0.0)
+    found = tl.load(sums + row[:, None] * parts + part[None, :], mask=mask, other=0.0)
     total = tl.sum(found, 1)
     if P == 0:
         total = tl.max(found, 1) + tl.sum(found * 0.0, 1)
     return total
-
-
-@triton.jit
-def _whole(x, z, row, x_size, z_size, usable, given, vector, variance, eps, inner, channels,
-           maxima, dropped, index, known, FORM: tl.constexpr, WHERE: tl.constexpr, P: tl.constexpr,
-           ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr):  # fmt: skip
-    """Measure instances that are read by one program."""
-    one = tl.full([ROWS], 1.0, tl.float32)
-    x_norm, z_norm = _norms(x, z, row, 0, tl.maximum(x_size, z_size), x_size, z_size, one, one, usable, given, vector,
-                            variance, eps, inner, channels, FORM, WHERE, P, False, ROWS, BLOCK, TOGETHER)  # fmt: skip
-    _raise_maximum(x, z, row, x_size, z_size, usable, given, vector, variance, eps, inner, channels, x_norm, z_norm,
-                   maxima, dropped, index, known, FORM, WHERE, P, ROWS, BLOCK, TOGETHER)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["index"])  # one compiled kernel serves layers that differ in nothing else
@@ -204,13 +192,30 @@ def gains_kernel(
     usable = row < rows
     known = tl.load(maxima + index, cache_modifier=".cg")  # asked for before the instances, so nobody waits for it
     if WIDE > 0:
-        x_norm = _together(sums, row, usable, parts, 0, P, WIDE)
-        z_norm = _together(sums, row, usable, parts, 1, P, WIDE)
-        _raise_maximum(x, z, row, x_size, z_size, usable, z_size, vector, variance, eps, INNER, CHANNELS, x_norm,
-                       z_norm, maxima, dropped, index, known, FORM, WHERE, P, ROWS, BLOCK, TOGETHER)  # fmt: skip
+        x_norm = _together(sums, row, usable, parts, P, WIDE)
+        z_norm = _together(sums + rows * parts, row, usable, parts, P, WIDE)
     else:
-        _whole(x, z, row, x_size, z_size, usable, z_size, vector, variance, eps, INNER, CHANNELS,
-               maxima, dropped, index, known, FORM, WHERE, P, ROWS, BLOCK, TOGETHER)  # fmt: skip
+        one = tl.full([ROWS], 1.0, tl.float32)
+        x_norm, z_norm = _norms(x, z, row, 0, tl.maximum(x_size, z_size), x_size, z_size, one, one, usable, z_size,
+                                vector, variance, eps, INNER, CHANNELS, FORM, WHERE, P, False, ROWS, BLOCK,
+                                TOGETHER)  # fmt: skip
+    _raise_maximum(x, z, row, x_size, z_size, usable, z_size, vector, variance, eps, INNER, CHANNELS, x_norm, z_norm,
+                   maxima, dropped, index, known, FORM, WHERE, P, ROWS, BLOCK, TOGETHER)  # fmt: skip
+
+
+# --- Several layers in one launch -------------------------------------------------------------------------------------
+#
+# Each layer is one place in the tuples, and its programs follow those of the layer before, from ``begins`` on. A layer
+# without a bias has ``givens`` = 0: no position has one.
+
+
+@triton.jit
+def _layer(program, begins):
+    """Whose program this is."""
+    layer = 0
+    for other in tl.static_range(1, len(begins)):
+        layer += (program >= begins[other]).to(tl.int32)
+    return layer
 
 
 @triton.jit
@@ -222,36 +227,64 @@ def _of(layer, values):
     return value
 
 
-@triton.jit(do_not_specialize=["indices", "begins", "rows", "are_normalised"])
-def gains_of_layers_kernel(
-    xs, zs, vectors, variances, x_sums, z_sums, maxima, dropped, eps, indices, begins, rows, x_sizes, z_sizes, givens,
-    channels, are_normalised, SUMMED: tl.constexpr, WHERE: tl.constexpr, P: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
+@triton.jit(do_not_specialize=["begins", "firsts", "rows", "parts", "are_normalised"])
+def sums_of_layers_kernel(
+    xs, zs, vectors, variances, sums, eps, begins, firsts, rows, parts, x_sizes, z_sizes, givens, channels,
+    are_normalised, P: tl.constexpr, WHERE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    TOGETHER: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """As ``gains_kernel``, of several layers in one launch: each is one place in the tuples.
+    """As ``sums_kernel``. A layer's sums are from ``firsts`` on, those of Wx after those of x.
 
-    A layer's programs follow those of the layer before, from ``begins`` on. Where a layer has no bias, it is
-    ``givens`` = 0. If ``SUMMED``, the sums of powers of every instance are known; no layer is a batch norm then.
+    A size is 0 where the sums are known already.
     """
     program = tl.program_id(0)
-    layer = 0
-    for other in tl.static_range(1, len(begins)):
-        layer += (program >= begins[other]).to(tl.int32)
+    layer = _layer(program, begins)
+    program -= _of(layer, begins)
+    count, all_rows = _of(layer, parts), _of(layer, rows)
+    row, part = (program // count).to(tl.int64) * ROWS + tl.arange(0, ROWS), program % count
+    usable = row < all_rows
+    x_size, z_size = _of(layer, x_sizes), _of(layer, z_sizes)
+    begin = part * PART
+    end = tl.minimum(begin + PART, tl.maximum(x_size, z_size))
+    one = tl.full([ROWS], 1.0, tl.float32)
+    x, z = _of(layer, xs), _of(layer, zs)
+    vector, given, repeat = _of(layer, vectors), _of(layer, givens), _of(layer, channels)
+    if _of(layer, are_normalised) != 0:
+        x_sum, z_sum = _norms(x, z, row, begin, end, x_size, z_size, one, one, usable, given, vector,
+                              _of(layer, variances), _of(layer, eps), 1, repeat, NORMALISED, WHERE, P, False, ROWS,
+                              BLOCK, TOGETHER)  # fmt: skip
+    else:
+        x_sum, z_sum = _norms(x, z, row, begin, end, x_size, z_size, one, one, usable, given, vector, vector, 0.0, 1,
+                              repeat, BIASED, WHERE, P, False, ROWS, BLOCK, TOGETHER)  # fmt: skip
+    place = sums + _of(layer, firsts) + row * count + part
+    tl.store(place, x_sum, mask=usable)
+    tl.store(place + all_rows * count, z_sum, mask=usable)
+
+
+@triton.jit(
+    do_not_specialize=["indices", "begins", "rows", "x_parts", "z_parts", "are_normalised"],
+    do_not_specialize_on_alignment=["x_sums", "z_sums"],
+)
+def gains_of_layers_kernel(
+    xs, zs, vectors, variances, x_sums, z_sums, maxima, dropped, eps, indices, begins, rows, x_parts, z_parts, x_sizes,
+    z_sizes, givens, channels, are_normalised, P: tl.constexpr, WHERE: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, TOGETHER: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """As ``gains_kernel``, of instances whose sums are known, in at most ``WIDE`` parts."""
+    program = tl.program_id(0)
+    layer = _layer(program, begins)
     index = _of(layer, indices)
     known = tl.load(maxima + index, cache_modifier=".cg")
     row = (program - _of(layer, begins)).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     usable = row < _of(layer, rows)
-    x, x_size = _of(layer, xs), _of(layer, x_sizes)
-    z, z_size = _of(layer, zs), _of(layer, z_sizes)
-    vector, variance, given = _of(layer, vectors), _of(layer, variances), _of(layer, givens)
-    if SUMMED:
-        x_norm = tl.load(_of(layer, x_sums) + row, mask=usable, other=1.0)
-        z_norm = tl.load(_of(layer, z_sums) + row, mask=usable, other=1.0)
-        _raise_maximum(x, z, row, x_size, z_size, usable, given, vector, variance, 0.0, 1, _of(layer, channels), x_norm,
-                       z_norm, maxima, dropped, index, known, BIASED, WHERE, P, ROWS, BLOCK, TOGETHER)  # fmt: skip
-    elif _of(layer, are_normalised) != 0:
-        _whole(x, z, row, x_size, z_size, usable, given, vector, variance, _of(layer, eps), 1, _of(layer, channels),
-               maxima, dropped, index, known, NORMALISED, WHERE, P, ROWS, BLOCK, TOGETHER)  # fmt: skip
+    x_norm = _together(_of(layer, x_sums), row, usable, _of(layer, x_parts), P, WIDE)
+    z_norm = _together(_of(layer, z_sums), row, usable, _of(layer, z_parts), P, WIDE)
+    x, x_size, z, z_size = _of(layer, xs), _of(layer, x_sizes), _of(layer, zs), _of(layer, z_sizes)
+    vector, given, repeat = _of(layer, vectors), _of(layer, givens), _of(layer, channels)
+    if _of(layer, are_normalised) != 0:
+        _raise_maximum(x, z, row, x_size, z_size, usable, given, vector, _of(layer, variances), _of(layer, eps), 1,
+                       repeat, x_norm, z_norm, maxima, dropped, index, known, NORMALISED, WHERE, P, ROWS, BLOCK,
+                       TOGETHER)  # fmt: skip
     else:
-        _whole(x, z, row, x_size, z_size, usable, given, vector, variance, 0.0, 1, _of(layer, channels),
-               maxima, dropped, index, known, BIASED, WHERE, P, ROWS, BLOCK, TOGETHER)  # fmt: skip
+        _raise_maximum(x, z, row, x_size, z_size, usable, given, vector, vector, 0.0, 1, repeat, x_norm, z_norm, maxima,
+                       dropped, index, known, BIASED, WHERE, P, ROWS, BLOCK, TOGETHER)  # fmt: skip
