@@ -153,10 +153,10 @@ def test_what_overflows_in_one_layer_is_read_again_there_and_what_is_not_finite_
 
 @each_device
 def test_more_layers_than_one_launch_takes_are_measured_in_several(device, launched):
-    chosen = layers(device, torch.channels_last)[:4] * 5  # of which a fourth is in two parts
+    chosen = layers(device, torch.channels_last)[:1] * (together.LAYERS + 2)
     assert at_once(chosen, 2.0)[0] == pytest.approx(one_by_one(chosen, 2.0)[0], rel=1e-5)
     if device != "cpu":
-        assert launched == [100, 80, 25, 20]
+        assert launched == [5 * together.LAYERS, 5 * together.LAYERS, 10, 10]
     assert at_once(chosen, 2.0) == at_once(chosen, 2.0), "the second time by what was planned for the first"
 
 
