@@ -158,4 +158,4 @@ def test_a_gain_is_taken_where_the_output_is_if_a_forward_fetches_its_input() ->
     layer = Fetching(6, 3, device="meta")  # as good as a second GPU
     constraint = MaxGain(layer)
     layer(torch.randn(4, 6))
-    assert [maximum.maxima.device.type for maximum in constraint._maxima] == ["meta"]
+    assert [maximum.entries.maxima.device.type for maximum in constraint._maxima] == ["meta"]

@@ -58,13 +58,13 @@ def test_measurements_of_an_unfinished_step_are_part_of_the_state() -> None:
 
 def test_a_state_is_taken_up_where_the_observers_of_every_device_look() -> None:
     here, there = torch.device("cpu"), torch.device("cpu", 0)  # one device by two names: as good as two
-    tally = Tally(2, torch.float32)
-    (maxima, dropped), (other_maxima, other_dropped) = tally.on(here), tally.on(there)
-    record(other_maxima, other_dropped, 1, torch.tensor([5.0, torch.inf]))
+    tally = Tally(2, torch.float32, 2.0, "auto")
+    own, other = tally.on(here), tally.on(there)
+    record(other.maxima, other.dropped, 1, torch.tensor([5.0, torch.inf]))
     tally.load(here, torch.tensor([1.0, 2.0]), torch.tensor([3, 4]))
     assert [one.tolist() for one in tally.over_devices(here)] == [[1.0, 2.0], [3, 4]]
-    record(maxima, dropped, 0, torch.tensor([6.0]))
-    record(other_maxima, other_dropped, 1, torch.tensor([7.0, torch.inf]))
+    record(own.maxima, own.dropped, 0, torch.tensor([6.0]))
+    record(other.maxima, other.dropped, 1, torch.tensor([7.0, torch.inf]))
     assert [one.tolist() for one in tally.over_devices(here)] == [[6.0, 7.0], [3, 5]]
 
 
@@ -72,7 +72,8 @@ def test_what_a_model_has_left_on_another_device_counts_once_and_is_not_asked_fo
     model = net()
     constraint = MaxGain(model, gamma=0.1)
     there = torch.device("cpu", 0)  # where the model has been before, as good as another one
-    record(*constraint._tally.on(there), 1, torch.tensor([7.0, torch.inf]))
+    left = constraint._tally.on(there)
+    record(left.maxima, left.dropped, 1, torch.tensor([7.0, torch.inf]))
     model(torch.zeros(5, 6))
     with pytest.warns(MeasurementWarning, match="1 instances so far had a gain that is not finite"):
         constraint.step()
@@ -86,14 +87,13 @@ def test_what_a_model_has_left_on_another_device_counts_once_and_is_not_asked_fo
 
 @pytest.mark.parametrize(("weight", "recorded_on"), [("cuda:1", "cuda:1"), ("cpu", "cuda:0"), ("meta", "cuda:0")])
 def test_a_layer_that_is_not_trained_is_not_left_behind_on_another_device(weight: str, recorded_on: str) -> None:
-    places = {torch.device(name): (torch.zeros(1), torch.zeros(1)) for name in ("cuda:0", "cuda:1")}
+    places = {name: SimpleNamespace(maxima=SimpleNamespace(device=torch.device(name))) for name in ("cuda:0", "cuda:1")}
     maximum = object.__new__(RunningMaximum)
     maximum.layer = SimpleNamespace(weight=SimpleNamespace(device=torch.device(weight)))  # type: ignore[assignment]
-    maximum.tally = SimpleNamespace(on=places.get)  # type: ignore[assignment]
-    maximum.maxima = SimpleNamespace(device=torch.device("cuda:0"))  # type: ignore[assignment]
-    before = maximum.maxima
+    maximum.tally = SimpleNamespace(on=lambda device: places[str(device)])  # type: ignore[assignment]
+    maximum.entries = places["cuda:0"]  # type: ignore[assignment]
     maximum.follow()
-    assert maximum.maxima is (before if recorded_on == "cuda:0" else places[torch.device(recorded_on)][0])
+    assert maximum.entries is places[recorded_on]  # type: ignore[comparison-overlap]
 
 
 def test_a_state_is_tensors_alone_and_a_copy() -> None:

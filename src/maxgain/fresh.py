@@ -11,7 +11,7 @@ from torch import Tensor
 from . import torch_quirks
 from .distributed import whole, whole_weights
 from .errors import UnsupportedLayerError
-from .layers import FoundLayer, Instance, refusal
+from .layers import FoundLayer, refusal
 from .observe import RunningMaximum, Tally
 
 MOST_KEPT = 64
@@ -40,19 +40,21 @@ def nothing_kept() -> Kept:
 class FreshMaximum(RunningMaximum):
     """Keeps the inputs of one layer's training-mode forwards, to take their gains with a weight that is yet to come."""
 
-    def __init__(self, layer: FoundLayer, index: int, tally: Tally, p: float, instance: Instance) -> None:
-        super().__init__(layer, index, tally, p, instance)
+    __slots__ = ("kept", "kept_count")
+
+    def __init__(self, layer: FoundLayer, index: int, tally: Tally) -> None:
+        super().__init__(layer, index, tally)
         self.kept, self.kept_count = nothing_kept(), 0
 
-    def __call__(self, x: Tensor, output: Tensor) -> None:
+    def see(self, layer: FoundLayer, x: Tensor, output: Tensor) -> None:
         """Keep what went into the layer."""
-        if self.paused or not self.layer.module.training:
+        if self.paused or not layer.module.training:
             return
         compiling = torch.compiler.is_compiling()
         if compiling and not torch.is_grad_enabled():
             return  # no step may come that would let go of it
         # A copy, because whoever owns the input may overwrite it before the step.
-        self.kept = Kept(x.detach().clone(), (output if self.layer.kind.output_is_part else x).shape, before=self.kept)
+        self.kept = Kept(x.detach().clone(), (output if layer.kind.output_is_part else x).shape, before=self.kept)
         if not compiling:
             self.kept_count += 1
             if self.kept_count > MOST_KEPT:
@@ -61,12 +63,12 @@ class FreshMaximum(RunningMaximum):
     @torch.no_grad()
     def replay(self) -> None:
         """Record the kept inputs' gains under the weights as they are now, and let go of them."""
-        kept = self.kept
-        with whole_weights(self.layer.module):
+        kept, layer = self.kept, self.layer
+        with whole_weights(layer.module):
             while kept.before is not None:
                 with torch.autocast(kept.x.device.type, enabled=False):
-                    x = whole(kept.x).to(self.layer.weight.dtype)
-                    self._record(x, self._forward(x, kept.shape) if self.layer.kind.needs_output else None)
+                    x = whole(kept.x).to(layer.weight.dtype)
+                    self._record(layer, x, self._forward(x, kept.shape) if layer.kind.needs_output else None)
                 kept = kept.before
         self.let_go()
 

@@ -132,9 +132,9 @@ class MaxGain(Constraint):
         self._until_look, self._wait = FIRST_LOOK
 
     def _make_observers(self) -> list[RunningMaximum]:
-        self._tally = Tally(len(self._layers), self._dtype)
+        self._tally = Tally(len(self._layers), self._dtype, self.p, self.instance)
         kind = FreshMaximum if self.measure == "fresh" else RunningMaximum
-        self._maxima = [kind(layer, i, self._tally, self.p, self.instance) for i, layer in enumerate(self._layers)]
+        self._maxima = [kind(layer, i, self._tally) for i, layer in enumerate(self._layers)]
         self._fresh = [maximum for maximum in self._maxima if isinstance(maximum, FreshMaximum)]
         """All of them, or none."""
         return self._maxima
@@ -155,7 +155,7 @@ class MaxGain(Constraint):
         if len(self._tally.by_device) > 1:
             for maximum in self._maxima:
                 maximum.follow()
-            self._tally.gather(device, {maximum.maxima.device for maximum in self._maxima})
+            self._tally.gather(device, {maximum.entries.maxima.device for maximum in self._maxima})
         maxima, dropped = self._tally.over_devices(device)
         if dropped.device.type != "cpu" or int(dropped.sum()) > self._dropped_seen:
             self._look_at(dropped)

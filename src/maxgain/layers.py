@@ -245,7 +245,7 @@ def _checked(linear_part: LinearPart, instance_dims: int) -> LinearPart:
     return checked
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FoundLayer:
     """A layer of a model that can be measured."""
 

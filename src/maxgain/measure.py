@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -195,6 +194,17 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+@dataclass
+class Telling:
+    """Calls a function with whatever goes through a layer."""
+
+    observe: Callable[[FoundLayer, Tensor, Tensor], None]
+
+    def see(self, layer: FoundLayer, x: Tensor, output: Tensor) -> None:
+        """After each forward of the layer."""
+        self.observe(layer, x, output)
+
+
 @contextmanager
 def watching(
     layers: Iterable[FoundLayer],
@@ -209,7 +219,7 @@ def watching(
     notes = {name: proof.note for name, proof in (proofs or {}).items()}
     with ExitStack() as stack:
         for layer in layers:
-            stack.callback(Hook(layer, partial(observe, layer), notes.get(layer.name), instance).remove)
+            stack.callback(Hook(layer, Telling(observe), notes.get(layer.name), instance).remove)
         yield
 
 

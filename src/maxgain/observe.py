@@ -46,14 +46,16 @@ def layer_gains(layer: FoundLayer, x: Tensor, output: Tensor | None, p: float, i
         scales = layer.kind.diagonal(layer.module, torch.promote_types(layer.weight.dtype, torch.float32))
         if (gains := channelwise_gains(x.detach(), scales, p)) is not None:
             return gains
-    dims, own = layer.instance_dims(x, instance), layer.module._parameters
+    dims = layer.instance_dims(x, instance)
     output = output.detach() if isinstance(output, Tensor) else output  # a registered layer's may be anything
     x, z = layer.kind.linear_part(layer.module, x.detach(), output)
     x, z = x.detach(), z.detach()
-    bias = own["bias"] if "bias" in own and layer.kind.form == "affine" and not layer.own_forward else None
-    if bias is None or output is None or x.device.type != "cpu" or torch.compiler.is_compiling() or is_sharded(bias):
+    bias = None
+    if x.device.type == "cpu" and not torch.compiler.is_compiling():  # looking is free here
+        bias = layer.module._parameters.get("bias") if layer.kind.form == "affine" and not layer.own_forward else None
+    if bias is None or output is None or is_sharded(bias):
         return instance_gains(z, x, p, dims)
-    # Looking is free here: of a Wx that is next to nothing beside the bias, mostly rounding is left.
+    # Of a Wx that is next to nothing beside the bias, mostly rounding is left.
     lost = lost_beside(bias.detach(), math.prod(z.shape[z.dim() - dims :]), p, output.dtype)
     gains = gain_of_plain_norms(z, x, p, tuple(range(-dims, 0)), lost)
     return gains if gains is not None else instance_gains(unrounded(layer, x, z, p, dims, lost), x, p, dims)
@@ -62,8 +64,15 @@ def layer_gains(layer: FoundLayer, x: Tensor, output: Tensor | None, p: float, i
 # --- Hooks ------------------------------------------------------------------------------------------------------------
 
 
-class Observer(Protocol):
-    """Looks at what goes through one layer."""
+class Watcher(Protocol):
+    """Is told what goes through a layer."""
+
+    def see(self, layer: FoundLayer, x: Tensor, output: Tensor) -> None:
+        """After each forward of the layer."""
+
+
+class Observer(Watcher, Protocol):
+    """Looks at what goes through one layer, for a constraint."""
 
     paused: bool
     needs_forwards: bool
@@ -71,27 +80,27 @@ class Observer(Protocol):
     instance: Instance
     """What it takes for one x."""
 
-    def __call__(self, x: Tensor, output: Tensor) -> None:
-        """After each forward of the layer."""
-
 
 class Hook(torch_quirks.ForwardHook):
-    """Calls ``observe(input, output)`` whenever a layer runs, until it is removed.
+    """Shows a watcher whatever goes through a layer, until it is removed.
 
     It is called before any hook that may change the output, and names the layer where something does not fit.
+    What it reads in compiled code is checked in every call: see ``torch_quirks.ForwardHook``.
     """
+
+    __slots__ = ("_handle", "first", "instance", "layer", "look", "note", "watcher")
 
     def __init__(
         self,
         layer: FoundLayer,
-        observe: Callable[[Tensor, Tensor], None],
+        watcher: Watcher,
         note: Callable[..., None] | None = None,
         instance: Instance = "auto",
     ) -> None:
         self.layer = layer
-        self.observe = observe
+        self.watcher = watcher
         self.instance = instance
-        """What the observer takes for one x."""
+        """What the watcher takes for one x."""
         self.note = note
         """Told of each call that is not compiled: input, output, and all that was given besides."""
         self.look: Callable[[], None] | None = None
@@ -129,7 +138,7 @@ class Hook(torch_quirks.ForwardHook):
             keeps = module.training and type(output) is Tensor and output.requires_grad
             is_sequence = x.dim() > 2 and self.layer.instance_dims(x) == 1
             onward = torch_quirks.set_apart(output) if keeps and is_sequence else None
-            self.observe(x, output)
+            self.watcher.see(self.layer, x, output)
             return onward
         if torch_quirks.is_simulated(x):
             return None
@@ -152,7 +161,7 @@ class Hook(torch_quirks.ForwardHook):
         elif x.device != output.device:  # a forward may fetch its input, as Accelerate's do in models on several GPUs
             x = x.to(output.device)
         try:
-            self.observe(x, output)
+            self.watcher.see(self.layer, x, output)
         except (MaxGainError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # what a layer is given and returns is up to its model
@@ -213,62 +222,77 @@ def _misfit(layer: FoundLayer, x: Any, output: Any) -> str | None:
 # --- Maxima -----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
+class Entries:
+    """A tally's tensors on one device, and what gains they are of.
+
+    All that the layers' maxima share is in this one object: torch.compile checks that each still has the same.
+    """
+
+    maxima: Tensor
+    dropped: Tensor
+    p: float
+    instance: Instance
+    """What is taken for one x."""
+
+
 @dataclass
 class Tally:
     """The largest gain of every layer since the last step, and how many gains were dropped so far.
 
     Packed: one tensor of each with an entry per layer, so that a step takes as many operations for a hundred layers as
-    for one. A model may lie on several devices; each has its own pair of tensors, in which only its layers' entries
-    are used.
+    for one. A model may lie on several devices; each has its own tensors, in which only its layers' entries are used.
     """
 
     count: int
     dtype: torch.dtype
-    by_device: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    p: float
+    instance: Instance
+    by_device: dict[torch.device, Entries] = field(default_factory=dict)
 
-    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """``(maxima, dropped)`` of that device, to be changed in place."""
+    def on(self, device: torch.device) -> Entries:
+        """Those of that device, to be changed in place."""
         if device not in self.by_device:
             maxima = torch.full((self.count,), UNMEASURED, dtype=self.dtype, device=device)
             dropped = torch.zeros(self.count, dtype=torch.int64, device=device)
             if device.type == "cuda":
                 maxima, dropped = torch_quirks.at_fixed_address(maxima), torch_quirks.at_fixed_address(dropped)
-            self.by_device[device] = maxima, dropped
+            self.by_device[device] = Entries(maxima, dropped, self.p, self.instance)
         return self.by_device[device]
 
     def over_devices(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """``(maxima, dropped)`` of all devices, on that one; its own tensors if there is no other."""
-        maxima, dropped = self.on(device)
-        for other, (more_maxima, more_dropped) in self.by_device.items():
+        maxima, dropped = self.on(device).maxima, self.on(device).dropped
+        for other, more in self.by_device.items():
             if other != device:
-                maxima = torch.maximum(maxima, more_maxima.to(device))
-                dropped = dropped + more_dropped.to(device)
+                maxima = torch.maximum(maxima, more.maxima.to(device))
+                dropped = dropped + more.dropped.to(device)
         return maxima, dropped
 
     def gather(self, device: torch.device, used: set[torch.device]) -> None:
         """After a model was moved: bring what lies on unused devices to this one, once, and not again in every step."""
-        maxima, dropped = self.on(device)
+        own = self.on(device)
         for other in self.by_device.keys() - used - {device}:
-            more_maxima, more_dropped = self.by_device.pop(other)
-            maxima.copy_(torch.maximum(maxima, more_maxima.to(device)))
-            dropped.add_(more_dropped.to(device))
+            more = self.by_device.pop(other)
+            own.maxima.copy_(torch.maximum(own.maxima, more.maxima.to(device)))
+            own.dropped.add_(more.dropped.to(device))
 
     def forget(self, layers: Tensor | None) -> None:
         """Start again after a step: all layers, or those that an index names."""
-        for maxima, _ in self.by_device.values():
+        for entries in self.by_device.values():
             if layers is None:
-                maxima.fill_(UNMEASURED)
+                entries.maxima.fill_(UNMEASURED)
             else:
-                maxima.index_fill_(0, layers.to(maxima.device), UNMEASURED)
+                entries.maxima.index_fill_(0, layers.to(entries.maxima.device), UNMEASURED)
 
     def load(self, device: torch.device, maxima: Tensor, dropped: Tensor) -> None:
         """Take up what was saved, in the same tensors: observers of every device know theirs."""
-        own_maxima, own_dropped = self.on(device)
+        own = self.on(device)
         self.forget(None)
-        for _, counts in self.by_device.values():
-            counts.zero_()
-        own_maxima.copy_(maxima)
-        own_dropped.copy_(dropped)
+        for entries in self.by_device.values():
+            entries.dropped.zero_()
+        own.maxima.copy_(maxima)
+        own.dropped.copy_(dropped)
 
 
 class RunningMaximum:
@@ -277,71 +301,74 @@ class RunningMaximum:
     Gains that are not finite are dropped and counted.
     """
 
+    __slots__ = ("entries", "index", "instance", "layer", "paused", "tally")
     needs_forwards = True
 
-    def __init__(self, layer: FoundLayer, index: int, tally: Tally, p: float, instance: Instance) -> None:
+    def __init__(self, layer: FoundLayer, index: int, tally: Tally) -> None:
         self.layer = layer
         self.index = index
         self.tally = tally
-        self.p = p
-        self.instance: Instance = instance
+        self.instance = tally.instance
         self.paused = False
         weight = layer.weight
-        self.maxima, self.dropped = tally.on(torch.device("cpu") if weight.is_meta else weight.device)
+        self.entries = tally.on(torch.device("cpu") if weight.is_meta else weight.device)
 
-    def __call__(self, x: Tensor, output: Tensor) -> None:
+    def see(self, layer: FoundLayer, x: Tensor, output: Tensor) -> None:
         """Take what went through the layer into account."""
-        if self.paused or not self.layer.module.training:
+        if self.paused or not layer.module.training:
             return
         if (type(x) is not Tensor or type(output) is not Tensor) and (is_sharded(x) or is_sharded(output)):
-            with torch.no_grad(), whole_weights(self.layer.module):
-                self._record(whole(x), whole(output) if self.layer.kind.needs_output else None)
+            with torch.no_grad(), whole_weights(layer.module):
+                self._record(layer, whole(x), whole(output) if layer.kind.needs_output else None)
         else:
-            self._record(x, output)
+            self._record(layer, x, output)
 
     def follow(self) -> None:
         """Record beside the weight, where that was moved to an accelerator and the layer has not been trained since."""
         device = self.layer.weight.device
-        if device.type not in ("cpu", "meta") and self.maxima.device != device:  # those of the host may be offloaded
-            self.maxima, self.dropped = self.tally.on(device)
+        # Those of the host may be offloaded.
+        if device.type not in ("cpu", "meta") and self.entries.maxima.device != device:
+            self.entries = self.tally.on(device)
 
-    def _record(self, x: Tensor, output: Tensor | None) -> None:
+    def _record(self, layer: FoundLayer, x: Tensor, output: Tensor | None) -> None:
         """Raise the maximum to the largest gain of a forward; on a GPU by one kernel, where there is one for the layer.
 
         torch.compile sees one operation of ours in either case.
         """
         if not x.numel():
             return
-        if self.maxima.device != x.device:  # record where the activations are
-            self.maxima, self.dropped = self.tally.on(x.device)
-        compiling = torch.compiler.is_compiling()
-        if x.is_cuda and self.layer.kind.form is not None:
-            part, dims = self._part(x, output)
+        if self.entries.maxima.device != x.device:  # record where the activations are
+            self.entries = self.tally.on(x.device)
+        entries, compiling = self.entries, torch.compiler.is_compiling()
+        if x.is_cuda and layer.kind.form is not None:
+            part = _part(layer, x, output, compiling=compiling)
             measure = kernels.measure_compiled if compiling else kernels.measure
-            measure(self.maxima, self.dropped, self.index, part, dims, self.p)
+            dims = layer.instance_dims(x, entries.instance)
+            measure(entries.maxima, entries.dropped, self.index, part, dims, entries.p)
             return
         with torch.no_grad():
-            gains = layer_gains(self.layer, x, output, self.p, self.instance)
+            gains = layer_gains(layer, x, output, entries.p, entries.instance)
             if compiling:
-                torch.ops.maxgain.record(self.maxima, self.dropped, self.index, gains)
+                torch.ops.maxgain.record(entries.maxima, entries.dropped, self.index, gains)
             else:
-                record(self.maxima, self.dropped, self.index, gains)
+                record(entries.maxima, entries.dropped, self.index, gains)
 
-    def _part(self, x: Tensor, output: Tensor | None) -> tuple[kernels.Part, int]:
-        """The layer's linear part as the fused kernel takes it, and how many dimensions an instance has."""
-        kind, module = self.layer.kind, self.layer.module
-        dims = self.layer.instance_dims(x)
-        own = module._parameters
-        if kind.form == "batch_norm":
-            if x.shape[1] != len(own["weight"]):  # type: ignore[arg-type]
-                raise ValueError("the kernel would read beyond the end of the scales")  # the hook says it in its words
-            # A kernel that was compiled for a whole number would take no other.
-            eps = float(module.eps)  # type: ignore[arg-type]
-            part = kernels.Part("batch_norm", x, None, own["weight"], module._buffers["running_var"], eps, dims)
-        else:
-            bias = own["bias"] if "bias" in own else getattr(module, "bias", None)
-            part = kernels.Part("affine", x, output, bias, None, 0.0, dims)
-        return part, self.layer.instance_dims(x, self.instance)
+
+def _part(layer: FoundLayer, x: Tensor, output: Tensor | None, *, compiling: bool) -> kernels.Part:
+    """The layer's linear part as the fused kernel takes it."""
+    module: Any = layer.module
+    dims = layer.instance_dims(x)
+    # The dictionaries are the fastest way to what a module holds, but compiled code would check them besides.
+    own = {} if compiling else module._parameters
+    if layer.kind.form == "batch_norm":
+        weight = module.weight if compiling else own["weight"]
+        variance = module.running_var if compiling else module._buffers["running_var"]
+        if x.shape[1] != len(weight):
+            raise ValueError("the kernel would read beyond the end of the scales")  # the hook says it in its words
+        # A kernel that was compiled for a whole number would take no other.
+        return kernels.Part("batch_norm", x, None, weight, variance, float(module.eps), dims)
+    bias = own["bias"] if "bias" in own else getattr(module, "bias", None)
+    return kernels.Part("affine", x, output, bias, None, 0.0, dims)
 
 
 # --- Updates ----------------------------------------------------------------------------------------------------------

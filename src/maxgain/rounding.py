@@ -8,8 +8,9 @@ the bias. On a CPU every forward is looked at. On an accelerator that would be w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from .later import Asked
 from .layers import FoundLayer
 
 if TYPE_CHECKING:
-    from .observe import Hook
+    from .observe import Hook, Watcher
 
 TOO_MUCH = 0.25
 """How large the rounding of an output may be next to ``Wx``: it then changes a gain by half a per cent."""
@@ -69,7 +70,7 @@ class Rounding:
             self.without_bias.add(name)
             hook = self._hooks[name]
             hook.note = None
-            hook.observe = partial(_observe_without_bias, hook.layer, hook.observe)
+            hook.watcher = _WithoutBias(hook.watcher)
 
     def _note(self, name: str, x: Any, output: Any, others: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if type(x) is not Tensor or torch_quirks.is_capturing(x.device):
@@ -118,14 +119,19 @@ def _adds_a_bias(layer: FoundLayer) -> bool:
     return layer.kind.form == "affine" and not layer.own_forward and layer.module._parameters.get("bias") is not None
 
 
-@torch.no_grad()
-def _observe_without_bias(
-    layer: FoundLayer, observe: Callable[[Tensor, Tensor], None], x: Tensor, output: Tensor
-) -> None:
-    """As if the layer had no bias; it is run once more for that."""
-    bias = layer.module._parameters.get("bias")
-    if bias is None or is_sharded(bias) or not layer.module.training:
-        observe(x, output)
-        return
-    with _bias_of_zero(layer):
-        observe(x, layer.module.forward(x, **layer.kind.forward_arguments(layer.module, x, output.shape)))
+@dataclass
+class _WithoutBias:
+    """Shows a watcher what a layer would return if it had no bias; the layer is run once more for that."""
+
+    watcher: Watcher
+
+    @torch.no_grad()
+    def see(self, layer: FoundLayer, x: Tensor, output: Tensor) -> None:
+        """After each forward of the layer."""
+        bias = layer.module._parameters.get("bias")
+        if bias is None or is_sharded(bias) or not layer.module.training:
+            self.watcher.see(layer, x, output)
+            return
+        with _bias_of_zero(layer):
+            output = layer.module.forward(x, **layer.kind.forward_arguments(layer.module, x, output.shape))
+            self.watcher.see(layer, x, output)

@@ -109,6 +109,17 @@ def test_promise_02_a_hook_that_was_put_before_the_constraints_is_not_measured_i
     assert constraint.gains["0"] == pytest.approx(expected.gains["0"], rel=1e-5)
 
 
+def test_promise_02_compiled_code_notices_a_hook_that_is_put_before_the_constraints_later() -> None:
+    model, plain, x = net(), net(), torch.randn(4, 3, 6, 6)
+    constraint, expected = MaxGain(model), MaxGain(plain)
+    compiled = torch.compile(model, backend="eager")
+    for call, one in ((compiled, model), (plain, plain)):
+        call(x)
+        one[0].register_forward_hook(lambda layer, args, output: 3 * output, prepend=True)
+        call(2 * x)
+    assert constraint.gains == pytest.approx(expected.gains, rel=1e-5)
+
+
 @pytest.mark.parametrize("is_older", [True, False])
 def test_promise_02_a_strangers_hook_comes_after_the_constraints_in_compiled_code_too(is_older: bool) -> None:
     def triple(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -180,6 +191,37 @@ def test_promise_12_sizes_modes_and_pauses_do_not_compile_for_ever() -> None:
             compiled(torch.randn(size, 6))
         compiled(torch.randn(size, 6))
     assert counters["stats"]["unique_graphs"] <= 4, "one more for evaluation, one for pauses"
+
+
+def test_promise_12_compiled_code_notices_modes_and_pauses() -> None:
+    model, x = net(), torch.randn(4, 3, 6, 6)
+    constraint = MaxGain(model)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+
+    def measured() -> set[str]:
+        constraint.discard()
+        compiled(x)
+        return {name for name, gain in constraint.gains.items() if gain == gain}
+
+    everything = measured()
+    assert everything == constraint.bounds.keys()
+    with constraint.paused():
+        assert not measured()
+    model[0].eval()
+    assert measured() == everything - {"0"}
+    model[0].train()
+    assert measured() == everything
+
+
+def test_promise_12_models_of_one_architecture_share_compiled_code_where_their_constraints_are_alike() -> None:
+    x = torch.randn(4, 3, 6, 6)
+    for p, graphs in ((2.0, 1), (2.0, 1), (1.0, 2)):
+        model, plain = net(), net()
+        constraint, expected = MaxGain(model, p=p), MaxGain(plain, p=p)
+        torch.compile(model, fullgraph=True, backend="eager")(x)
+        plain(x)
+        assert constraint.gains == pytest.approx(expected.gains, rel=1e-4)
+        assert counters["stats"]["unique_graphs"] == graphs
 
 
 def test_promise_12_fresh_gains_can_be_compiled_and_accumulated() -> None:

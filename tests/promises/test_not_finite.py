@@ -64,7 +64,7 @@ def test_promise_07_an_accelerator_is_asked_for_its_counts_and_not_waited_for(mo
 
     def look() -> None:
         # The counts lie on the host, but the constraint takes it for an accelerator.
-        counts = constraint._tally.on(torch.device("cpu"))[1].clone()
+        counts = constraint._tally.on(torch.device("cpu")).dropped.clone()
         elsewhere = SimpleNamespace(device=torch.device("meta"), is_cuda=False, to=lambda device, non_blocking: counts)
         constraint._look_at(elsewhere)  # type: ignore[arg-type]
 

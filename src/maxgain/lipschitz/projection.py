@@ -167,13 +167,13 @@ class FollowedNorm:
         self.newest: Tensor | None = None
         """The vectors of a step that may yet turn out to have been skipped."""
 
-    def __call__(self, x: Tensor, output: Tensor) -> None:
+    def see(self, layer: FoundLayer, x: Tensor, output: Tensor) -> None:
         """Takes the size of what goes through the layer into account."""
         if self.paused:
             return
-        sizes = instance_sizes(self.layer, x, output)
+        sizes = instance_sizes(layer, x, output)
         # A step comes after a forward for gradients, and looks; an evaluation may never end.
-        if torch.compiler.is_compiling() and self.layer.module.training and torch.is_grad_enabled():
+        if torch.compiler.is_compiling() and layer.module.training and torch.is_grad_enabled():
             self._seen = Seen(sizes, before=self._seen)
         else:
             self._look_at_weight()
