@@ -289,43 +289,22 @@ def hint(size: int | torch.SymInt) -> int:
     return size if isinstance(size, int) else int(size.node.hint)
 
 
-# Tensors that stand for others while code is compiled share storage where those will. Seen on torch 2.11 to 2.13.
-# Guarded by tests/kernels/test_merging.py.
-
 Kept = Callable[[Node], bool]
 
 
-def _storage(node: Node) -> int | None:
-    value = node.meta.get("val")
-    return int(value.untyped_storage()._cdata) if isinstance(value, Tensor) else None
-
-
 def kept_by(graph: Graph) -> Kept:
-    """Tells of a tensor whether the graph's caller keeps it, or a view of it: for the backward, say."""
-    kept = {_storage(one) for node in graph.nodes if node.op == "output" for one in node.all_input_nodes}
-    return lambda node: _storage(node) in kept
+    """Tells of a tensor whether the graph's caller keeps it, or a view of it: for the backward, say.
 
+    Tensors that stand for others while code is compiled share storage where those will. Seen on torch 2.11 to 2.13.
+    Guarded by tests/kernels/test_merging.py.
+    """
 
-def base_of(node: Node) -> Node:
-    """The tensor that this one is a view of, or itself."""
-    while node.args and isinstance(node.args[0], Node) and _storage(node.args[0]) == _storage(node):
-        node = node.args[0]
-    return node
+    def storage(node: Node) -> int | None:
+        value = node.meta.get("val")
+        return int(value.untyped_storage()._cdata) if isinstance(value, Tensor) else None
 
-
-def users_of(node: Node) -> Iterator[Node]:
-    """What is computed from a tensor or its views."""
-    for user in node.users:
-        if _storage(user) == _storage(node):
-            yield from users_of(user)
-        else:
-            yield user
-
-
-def is_fused(node: Node) -> bool:
-    """Whether Inductor computes this entry by entry, in a kernel of its own making."""
-    convert = torch.ops.prims.convert_element_type.default
-    return node.target is convert or torch.Tag.pointwise in getattr(node.target, "tags", ())
+    kept = {storage(one) for node in graph.nodes if node.op == "output" for one in node.all_input_nodes}
+    return lambda node: storage(node) in kept
 
 
 def at_fixed_address(tensor: Tensor) -> Tensor:

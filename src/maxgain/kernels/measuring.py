@@ -76,7 +76,7 @@ def measure_compiled(maxima: Tensor, dropped: Tensor, index: int, part: Part, in
     z, vector, variance = (None if given is None else given.detach() for given in (z, vector, variance))
     torch.ops.maxgain.measure(
         maxima, dropped, [index], [form], [x.detach()], [z], [vector], [variance], [eps], [channel_dims],
-        [instance_dims], [None], [None], p,
+        [instance_dims], p,
     )  # fmt: skip
 
 

@@ -227,59 +227,68 @@ def _of(layer, values):
     return value
 
 
+@triton.jit
+def _norms_of(layer, row, begin, end, usable, xs, zs, vectors, variances, eps, x_sizes, z_sizes, givens, channels,
+              are_normalised, WHERE: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+              TOGETHER: tl.constexpr):  # fmt: skip
+    """As ``_norms``."""
+    one = tl.full([ROWS], 1.0, tl.float32)
+    x, x_size, z, z_size = _of(layer, xs), _of(layer, x_sizes), _of(layer, zs), _of(layer, z_sizes)
+    vector, given, repeat = _of(layer, vectors), _of(layer, givens), _of(layer, channels)
+    end = tl.minimum(end, tl.maximum(x_size, z_size))
+    if _of(layer, are_normalised) != 0:
+        x_norm, z_norm = _norms(x, z, row, begin, end, x_size, z_size, one, one, usable, given, vector,
+                                _of(layer, variances), _of(layer, eps), 1, repeat, NORMALISED, WHERE, P, False, ROWS,
+                                BLOCK, TOGETHER)  # fmt: skip
+    else:
+        x_norm, z_norm = _norms(x, z, row, begin, end, x_size, z_size, one, one, usable, given, vector, vector, 0.0, 1,
+                                repeat, BIASED, WHERE, P, False, ROWS, BLOCK, TOGETHER)  # fmt: skip
+    return x_norm, z_norm
+
+
 @triton.jit(do_not_specialize=["begins", "firsts", "rows", "parts", "are_normalised"])
 def sums_of_layers_kernel(
     xs, zs, vectors, variances, sums, eps, begins, firsts, rows, parts, x_sizes, z_sizes, givens, channels,
-    are_normalised, P: tl.constexpr, WHERE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    TOGETHER: tl.constexpr, PART: tl.constexpr,
+    are_normalised, P: tl.constexpr, WHERE: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
+    PART: tl.constexpr,
 ):  # fmt: skip
-    """As ``sums_kernel``. A layer's sums are from ``firsts`` on, those of Wx after those of x.
-
-    A size is 0 where the sums are known already.
-    """
+    """As ``sums_kernel``. A layer's sums are from ``firsts`` on, those of Wx after those of x."""
     program = tl.program_id(0)
     layer = _layer(program, begins)
     program -= _of(layer, begins)
-    count, all_rows = _of(layer, parts), _of(layer, rows)
-    row, part = (program // count).to(tl.int64) * ROWS + tl.arange(0, ROWS), program % count
-    usable = row < all_rows
-    x_size, z_size = _of(layer, x_sizes), _of(layer, z_sizes)
-    begin = part * PART
-    end = tl.minimum(begin + PART, tl.maximum(x_size, z_size))
-    one = tl.full([ROWS], 1.0, tl.float32)
-    x, z = _of(layer, xs), _of(layer, zs)
-    vector, given, repeat = _of(layer, vectors), _of(layer, givens), _of(layer, channels)
-    if _of(layer, are_normalised) != 0:
-        x_sum, z_sum = _norms(x, z, row, begin, end, x_size, z_size, one, one, usable, given, vector,
-                              _of(layer, variances), _of(layer, eps), 1, repeat, NORMALISED, WHERE, P, False, ROWS,
-                              BLOCK, TOGETHER)  # fmt: skip
-    else:
-        x_sum, z_sum = _norms(x, z, row, begin, end, x_size, z_size, one, one, usable, given, vector, vector, 0.0, 1,
-                              repeat, BIASED, WHERE, P, False, ROWS, BLOCK, TOGETHER)  # fmt: skip
+    count = _of(layer, parts)
+    row, part = (program // count).to(tl.int64) + tl.arange(0, 1), program % count
+    x_sum, z_sum = _norms_of(layer, row, part * PART, part * PART + PART, row >= 0, xs, zs, vectors, variances, eps,
+                             x_sizes, z_sizes, givens, channels, are_normalised, WHERE, P, 1, BLOCK,
+                             TOGETHER)  # fmt: skip
     place = sums + _of(layer, firsts) + row * count + part
-    tl.store(place, x_sum, mask=usable)
-    tl.store(place + all_rows * count, z_sum, mask=usable)
+    tl.store(place, x_sum)
+    tl.store(place + _of(layer, rows) * count, z_sum)
 
 
-@triton.jit(
-    do_not_specialize=["indices", "begins", "rows", "x_parts", "z_parts", "are_normalised"],
-    do_not_specialize_on_alignment=["x_sums", "z_sums"],
-)
+@triton.jit(do_not_specialize=["indices", "begins", "firsts", "rows", "parts", "are_normalised"])
 def gains_of_layers_kernel(
-    xs, zs, vectors, variances, x_sums, z_sums, maxima, dropped, eps, indices, begins, rows, x_parts, z_parts, x_sizes,
-    z_sizes, givens, channels, are_normalised, P: tl.constexpr, WHERE: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, TOGETHER: tl.constexpr, WIDE: tl.constexpr,
+    xs, zs, vectors, variances, sums, maxima, dropped, eps, indices, begins, firsts, rows, parts, x_sizes, z_sizes,
+    givens, channels, are_normalised, P: tl.constexpr, WHERE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    TOGETHER: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """As ``gains_kernel``, of instances whose sums are known, in at most ``WIDE`` parts."""
+    """As ``gains_kernel``."""
     program = tl.program_id(0)
     layer = _layer(program, begins)
     index = _of(layer, indices)
     known = tl.load(maxima + index, cache_modifier=".cg")
+    all_rows = _of(layer, rows)
     row = (program - _of(layer, begins)).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    usable = row < _of(layer, rows)
-    x_norm = _together(_of(layer, x_sums), row, usable, _of(layer, x_parts), P, WIDE)
-    z_norm = _together(_of(layer, z_sums), row, usable, _of(layer, z_parts), P, WIDE)
+    usable = row < all_rows
     x, x_size, z, z_size = _of(layer, xs), _of(layer, x_sizes), _of(layer, zs), _of(layer, z_sizes)
+    if WIDE > 0:
+        count, first = _of(layer, parts), sums + _of(layer, firsts)
+        x_norm = _together(first, row, usable, count, P, WIDE)
+        z_norm = _together(first + all_rows * count, row, usable, count, P, WIDE)
+    else:
+        x_norm, z_norm = _norms_of(layer, row, 0, tl.maximum(x_size, z_size), usable, xs, zs, vectors, variances, eps,
+                                   x_sizes, z_sizes, givens, channels, are_normalised, WHERE, P, ROWS, BLOCK,
+                                   TOGETHER)  # fmt: skip
     vector, given, repeat = _of(layer, vectors), _of(layer, givens), _of(layer, channels)
     if _of(layer, are_normalised) != 0:
         _raise_maximum(x, z, row, x_size, z_size, usable, given, vector, _of(layer, variances), _of(layer, eps), 1,
