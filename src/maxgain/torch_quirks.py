@@ -10,7 +10,7 @@ import functools
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakMethod
 
 import torch
@@ -284,27 +284,26 @@ def merge_before_code_is_made(merge: Callable[[Graph], None], *files: str) -> No
     config.post_grad_custom_post_pass = Merging()
 
 
-def hint(size: int | torch.SymInt) -> int:
-    """What a size was when code was compiled for all sizes, without compiling for this one alone."""
-    return size if isinstance(size, int) else int(size.node.hint)
+class Memory(NamedTuple):
+    """What a tensor lies in, alone or with its views."""
+
+    storage: int
+    bytes: int
 
 
-Kept = Callable[[Node], bool]
+def memory_of(node: Node) -> Memory:
+    """Where the result of a graph's node will lie; nothing at all if it is not a tensor.
 
-
-def kept_by(graph: Graph) -> Kept:
-    """Tells of a tensor whether the graph's caller keeps it, or a view of it: for the backward, say.
-
-    Tensors that stand for others while code is compiled share storage where those will. Seen on torch 2.11 to 2.13.
-    Guarded by tests/kernels/test_merging.py.
+    Tensors that stand for others while code is compiled share storage where those will. If code is compiled for all
+    sizes, this is of the sizes at hand, for which it is not compiled alone. Seen on torch 2.11 to 2.13. Guarded by
+    tests/kernels/test_merging.py.
     """
-
-    def storage(node: Node) -> int | None:
-        value = node.meta.get("val")
-        return int(value.untyped_storage()._cdata) if isinstance(value, Tensor) else None
-
-    kept = {storage(one) for node in graph.nodes if node.op == "output" for one in node.all_input_nodes}
-    return lambda node: storage(node) in kept
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return Memory(0, 0)
+    storage = value.untyped_storage()
+    size: Any = storage.nbytes()
+    return Memory(storage._cdata, size if isinstance(size, int) else int(size.node.hint))
 
 
 def at_fixed_address(tensor: Tensor) -> Tensor:

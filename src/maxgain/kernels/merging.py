@@ -14,11 +14,9 @@ import torch
 from torch.fx import Graph, Node
 
 from ..functional import record
-from ..torch_quirks import Kept, hint, kept_by, merge_before_code_is_made
+from ..torch_quirks import Memory, memory_of, merge_before_code_is_made
 from .together import measure_together
 
-BYTES = 24 << 20
-"""Layers wait for each other until so much is in memory that nobody else keeps there."""
 LISTS = ("indices", "form", "x", "z", "vector", "variance", "eps", "channel_dims", "instance_dims")
 
 _library = torch.library.Library("maxgain", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -49,22 +47,36 @@ def merge(graph: Graph) -> None:
     measurements = [node for node in graph.nodes if _measures(node)]
     if not measurements:
         return
-    for group in list(_groups(measurements, kept_by(graph))):
+    for group in list(_groups(graph)):
         if len(group) > 1:
             _merge(graph, group)
 
 
-def _groups(measurements: list[Node], kept: Kept) -> Iterator[list[Node]]:
-    """Those that can be made at the time of the last of them."""
+def _groups(graph: Graph) -> Iterator[list[Node]]:
+    """The measurements that can be made at the time of the last of them.
+
+    What waits for them stays in memory, but never more than is yet to be kept there, for the backward say. So no more
+    is in use than at the end of the graph.
+    """
+    kept = {memory_of(one) for node in graph.nodes if node.op == "output" for one in node.all_input_nodes}
+    given = {memory_of(node) for node in graph.nodes if node.op == "placeholder"}
+    to_come = sum(memory.bytes for memory in kept - given)
+    seen = given.copy()
     open_groups: list[list[Node]] = []
-    for node in measurements:
-        group = next((group for group in open_groups if _follows(node, group[-1])), None)
-        if group is None:
-            open_groups.append(group := [])
-        group.append(node)
-        if _waiting(group, kept) >= BYTES:
+    for node in graph.nodes:
+        memory = memory_of(node)
+        if memory in kept - seen:
+            to_come -= memory.bytes
+        seen.add(memory)
+        if not _measures(node):
+            continue
+        for group in [group for group in open_groups if _waiting(group, kept | given) > to_come]:
             open_groups.remove(group)
             yield group
+        group = next((group for group in open_groups if _follows(node, group[-1])), [])
+        if not group:
+            open_groups.append(group)
+        group.append(node)
     yield from open_groups
 
 
@@ -103,8 +115,7 @@ def _merge(graph: Graph, group: list[Node]) -> None:
         graph.erase_node(node)
 
 
-def _waiting(group: list[Node], kept: Kept) -> int:
+def _waiting(group: list[Node], kept: set[Memory]) -> int:
     """How many bytes are in memory only because measurements wait for each other."""
     lists: Any = [node.kwargs[name] for node in group for name in ("x", "z")]
-    waiting = {one: one.meta["val"] for some in lists for one in some if one is not None and not kept(one)}
-    return sum(hint(value.numel()) * int(value.element_size()) for value in waiting.values())
+    return sum(memory.bytes for memory in {memory_of(one) for some in lists for one in some if one is not None} - kept)

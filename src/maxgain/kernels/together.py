@@ -20,6 +20,8 @@ LAYERS = 16
 """That one launch takes at most."""
 LONGEST_WHOLE, PART, MOST_PARTS = 1 << 13, 1 << 13, 128
 """A longer instance is summed in parts, by a launch before. With several layers that pays sooner than with one."""
+LARGE = 20 << 20
+"""Rows of so many bytes, input and output together, are read faster by a launch of their own."""
 ALIGNED = 16
 """Sizes are multiples of this, as the compiled kernel takes them to be."""
 
@@ -90,7 +92,7 @@ def _plan(layers: Layers, p: float, maxima: Tensor) -> tuple[list[_Launch], Sequ
     for member, (part, dims) in enumerate(zip(layers.parts(), layers.instance_dims, strict=True)):
         z = part.x if part.z is None else part.z
         plan, is_row = plan_for(key_of(part.x, z, part, dims, p, maxima)), dims == 1
-        if plan is None or not _fits(plan, is_row):
+        if plan is None or not _fits(plan, is_row) or (is_row and part.x.nbytes + z.nbytes >= LARGE):
             continue
         longest = max(plan.x_size, plan.z_size)
         tile = PARTS if not is_row else measuring.ROWS if longest <= measuring.LONGEST_ROW else measuring.LONG_ROWS
