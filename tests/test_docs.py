@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from statistics import mean, median
 from urllib.parse import unquote
@@ -138,6 +138,20 @@ def test_how_gamma_was_chosen_on_cifar10_is_what_was_recorded():
         gains = [run["max_gain"]["train"].values() for run in finished if run["regulariser"] == free]
         medians.append(f"{mean(map(median, gains)):.1f}")
     assert f"| median gain without a bound | {' | '.join(medians)} |" in shown
+
+
+def test_the_gamma_curve_of_svhn_is_what_was_recorded():
+    page = (DOCS / "choosing-gamma.md").read_text(encoding="utf-8")
+    shown = page.partition("<!-- records: gamma-curve -->")[2].partition("<!-- end -->")[0].replace("*", "")
+    runs = sorted(
+        (run for run in records("tuning/svhn.jsonl") if run["regulariser"] == "maxgain"), key=itemgetter("gamma")
+    )
+    gammas = [f"{run['gamma']:g}" for run in runs]
+    assert f"| γ | {' | '.join(gammas)} |" in shown
+    for name in ("training", "validation"):
+        key = "train_accuracy" if name == "training" else "validation_accuracy"
+        accuracies = [f"{100 * run[key]:.1f}" for run in runs]
+        assert f"| {name} | {' | '.join(accuracies)} |" in shown
 
 
 def test_what_the_readme_opens_with_is_what_was_established():
