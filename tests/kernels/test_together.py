@@ -158,3 +158,17 @@ def test_tensors_that_begin_at_an_odd_address_are_measured_all_the_same(device, 
     chosen[1] = part._replace(x=shifted.copy_(part.x)), dims
     assert at_once(chosen, 2.0)[0] == pytest.approx(one_by_one(chosen, 2.0)[0], rel=1e-5)
     assert not launched
+
+
+@each_device
+def test_where_shapes_never_repeat_old_plans_make_room(device, launched, monkeypatch):
+    monkeypatch.setattr(measuring, "MOST_PLANS", 2)
+    for rows in (5, 4, 3, 5, 2):
+        chosen = [
+            (part._replace(x=part.x[:rows], z=None if part.z is None else part.z[:rows]), dims)
+            for part, dims in layers(device, torch.channels_last)[:2]
+        ]
+        assert at_once(chosen, 2.0)[0] == pytest.approx(one_by_one(chosen, 2.0)[0], rel=1e-5)
+        assert len(together._plans) <= 2
+    if device != "cpu":
+        assert launched == [10, 8, 6, 10, 4]

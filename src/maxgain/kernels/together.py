@@ -62,8 +62,9 @@ def measure_together(maxima: Tensor, dropped: Tensor, *columns: Any) -> None:
     )
     plan = _plans.get(key)
     if plan is None:
-        plan = _plan(layers, p, maxima) if len(_plans) < measuring.MOST_PLANS else ([], range(len(layers.x)))
-        _plans[key] = plan
+        if len(_plans) >= measuring.MOST_PLANS:
+            _plans.pop(next(iter(_plans)), None)  # another thread may have done so
+        plan = _plans[key] = _plan(layers, p, maxima)
     launches, alone = plan
     for launch in launches:
         if not launch(layers, maxima, dropped):
