@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from maxgain import MaxGain
 from maxgain.functional import record
-from maxgain.kernels import FusedProjection, Part, measure, measuring
+from maxgain.kernels import FusedProjection, Part, measure, measure_compiled, measuring
 
 each_p = pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -162,9 +162,9 @@ def test_compiled_code_measures_an_input_as_autocast_rounds_it_and_no_other_is_r
     x, z = torch.randn(5, 6, device=device), torch.randn(5, 4, device=device)
     cast = Part("affine", x, z.bfloat16(), None, None, 0.0, 1)
     rounded = cast._replace(x=x.bfloat16())
-    assert measured(cast, 1, 2.0, measuring.measure_compiled) == pytest.approx(measured(rounded, 1, 2.0))
+    assert measured(cast, 1, 2.0, measure_compiled) == pytest.approx(measured(rounded, 1, 2.0))
     wide = Part("affine", 1e200 * x.double(), z, None, None, 0.0, 1)
-    assert measured(wide, 1, 2.0, measuring.measure_compiled) == measured(wide, 1, 2.0) == (0.0, 0)
+    assert measured(wide, 1, 2.0, measure_compiled) == measured(wide, 1, 2.0) == (0.0, 0)
 
 
 @each_p

@@ -1,9 +1,8 @@
 """Measuring and projecting on a GPU in a handful of launches; what the kernels do not cover takes the plain path."""
 
-from . import merging as merging
 from .measuring import Part as Part
 from .measuring import measure as measure
-from .measuring import measure_compiled as measure_compiled
+from .merging import measure_compiled as measure_compiled
 from .projecting import FusedProjection as FusedProjection
 from .projecting import can_fuse as can_fuse
 from .replaying import Replayed as Replayed

@@ -1,4 +1,4 @@
-"""Measuring on a GPU, in one or two launches per layer: which kernels, how to launch them, how torch.compile sees them.
+"""Measuring on a GPU, in one or two launches per layer: which kernels, and how to launch them.
 
 What an eager step pays for here is Python, not the GPU. So kernel, grid and block sizes are chosen once per layer and
 shape, and a compiled kernel is launched without going through Triton's dispatcher again.
@@ -66,18 +66,6 @@ def measure(maxima: Tensor, dropped: Tensor, index: int, part: Part, instance_di
         launch = _launches[key] = _launcher(key) if len(_launches) < MOST_PLANS else None
     if launch is None or not launch(x, z, vector, variance, eps, maxima, dropped, index):
         record(maxima, dropped, index, plain_gains(part, instance_dims, p))
-
-
-def measure_compiled(maxima: Tensor, dropped: Tensor, index: int, part: Part, instance_dims: int, p: float) -> None:
-    """As ``measure``, for torch.compile to read: one operator, which ``merging`` merges with those of other layers."""
-    form, x, z, vector, variance, eps, channel_dims = part
-    if z is not None and x.dtype == torch.float32 and z.dtype in DTYPES:
-        x = x.to(z.dtype)  # as autocast gave it to the layer, so that x itself need not be written to memory
-    z, vector, variance = (None if given is None else given.detach() for given in (z, vector, variance))
-    torch.ops.maxgain.measure(
-        maxima, dropped, [index], [form], [x.detach()], [z], [vector], [variance], [eps], [channel_dims],
-        [instance_dims], p,
-    )  # fmt: skip
 
 
 @torch.no_grad()

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Graph, Node
 
 from ..functional import record
 from ..torch_quirks import Memory, memory_of, merge_before_code_is_made
+from .measuring import DTYPES, Part
 from .together import measure_together
 
 LISTS = ("indices", "form", "x", "z", "vector", "variance", "eps", "channel_dims", "instance_dims")
@@ -42,14 +44,24 @@ _library.impl("record", lambda *arguments: None, "Meta")  # type: ignore[no-unty
 _library.impl("measure", _simulated, "Meta")  # type: ignore[no-untyped-call]
 
 
+def measure_compiled(maxima: Tensor, dropped: Tensor, index: int, part: Part, instance_dims: int, p: float) -> None:
+    """As ``measure``, for torch.compile to read."""
+    form, x, z, vector, variance, eps, channel_dims = part
+    if z is not None and x.dtype == torch.float32 and z.dtype in DTYPES:
+        x = x.to(z.dtype)  # as autocast gave it to the layer, so that x itself need not be written to memory
+    z, vector, variance = (None if given is None else given.detach() for given in (z, vector, variance))
+    torch.ops.maxgain.measure(
+        maxima, dropped, [index], [form], [x.detach()], [z], [vector], [variance], [eps], [channel_dims],
+        [instance_dims], p,
+    )  # fmt: skip
+
+
 def merge(graph: Graph) -> None:
     """Have a graph, in which nothing is changed in place, measure layers together that it measures one by one."""
-    measurements = [node for node in graph.nodes if _measures(node)]
-    if not measurements:
-        return
-    for group in list(_groups(graph)):
-        if len(group) > 1:
-            _merge(graph, group)
+    if any(map(_measures, graph.nodes)):
+        for group in list(_groups(graph)):
+            if len(group) > 1:
+                _merge(graph, group)
 
 
 def _groups(graph: Graph) -> Iterator[list[Node]]:
@@ -60,17 +72,14 @@ def _groups(graph: Graph) -> Iterator[list[Node]]:
     """
     kept = {memory_of(one) for node in graph.nodes if node.op == "output" for one in node.all_input_nodes}
     given = {memory_of(node) for node in graph.nodes if node.op == "placeholder"}
-    to_come = sum(memory.bytes for memory in kept - given)
-    seen = given.copy()
+    lasting, to_come = kept | given, kept - given
     open_groups: list[list[Node]] = []
     for node in graph.nodes:
-        memory = memory_of(node)
-        if memory in kept - seen:
-            to_come -= memory.bytes
-        seen.add(memory)
+        to_come.discard(memory_of(node))
         if not _measures(node):
             continue
-        for group in [group for group in open_groups if _waiting(group, kept | given) > to_come]:
+        room = sum(memory.bytes for memory in to_come)
+        for group in [group for group in open_groups if _waiting(group, lasting) > room]:
             open_groups.remove(group)
             yield group
         group = next((group for group in open_groups if _follows(node, group[-1])), [])
@@ -115,7 +124,8 @@ def _merge(graph: Graph, group: list[Node]) -> None:
         graph.erase_node(node)
 
 
-def _waiting(group: list[Node], kept: set[Memory]) -> int:
+def _waiting(group: list[Node], lasting: set[Memory]) -> int:
     """How many bytes are in memory only because measurements wait for each other."""
     lists: Any = [node.kwargs[name] for node in group for name in ("x", "z")]
-    return sum(memory.bytes for memory in {memory_of(one) for some in lists for one in some if one is not None} - kept)
+    read = {memory_of(one) for some in lists for one in some if one is not None}
+    return sum(memory.bytes for memory in read - lasting)

@@ -113,10 +113,11 @@ def _plan(layers: Layers, p: float, maxima: Tensor) -> tuple[list[_Launch], Sequ
 def _fits(plan: Plan, is_row: bool) -> bool:
     if plan.x_size % ALIGNED or plan.z_size % ALIGNED:
         return False
+    if is_row:
+        return plan.where == measuring.DIRECT
     channels = plan.channels or plan.z_size
-    return is_row or (
-        max(plan.x_size, plan.z_size) <= MOST_PARTS * PART
-        and (plan.form == PLAIN or (plan.inner == 1 and channels % ALIGNED == 0 and PARTS[1] % channels == 0))
+    return max(plan.x_size, plan.z_size) <= MOST_PARTS * PART and (
+        plan.form == PLAIN or (plan.inner == 1 and channels % ALIGNED == 0 and PARTS[1] % channels == 0)
     )
 
 
