@@ -125,6 +125,15 @@ def test_batches_of_other_sizes_need_no_compilation():
     assert operators(one_after_another, some_images(), dynamic=True) == [[0, 1, 2, 3, 4]]
 
 
+def test_sizes_that_are_known_only_when_the_code_runs_do_not_matter():
+    def step(measure: Callable[..., None], maxima: Tensor, dropped: Tensor, images: list[Tensor]) -> list[Tensor]:
+        one_after_another(measure, maxima, dropped, images)
+        return [images[0][images[0] > 0] + 1]
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        assert operators(step, some_images()) == [[0, 1, 2, 3, 4]]
+
+
 def test_gradients_are_what_they_are_without():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 5, 3), nn.ReLU(inplace=True))
