@@ -295,7 +295,8 @@ def memory_of(node: Node) -> Memory:
     """Where the result of a graph's node will lie; nothing at all if it is not a tensor.
 
     Tensors that stand for others while code is compiled share storage where those will. If code is compiled for all
-    sizes, this is of the sizes at hand, for which it is not compiled alone. Seen on torch 2.11 to 2.13. Guarded by
+    sizes, this is of the sizes at hand, for which it is not compiled alone. One that is known only when the code runs,
+    as of the entries that are not zero, counts as none. Seen on torch 2.11 to 2.13. Guarded by
     tests/kernels/test_merging.py.
     """
     value = node.meta.get("val")
@@ -303,7 +304,7 @@ def memory_of(node: Node) -> Memory:
         return Memory(0, 0)
     storage = value.untyped_storage()
     size: Any = storage.nbytes()
-    return Memory(storage._cdata, size if isinstance(size, int) else int(size.node.hint))
+    return Memory(storage._cdata, size if isinstance(size, int) else int(size.node.hint or 0))
 
 
 def at_fixed_address(tensor: Tensor) -> Tensor:

@@ -172,3 +172,31 @@ def test_where_shapes_never_repeat_old_plans_make_room(device, launched, monkeyp
         assert len(together._plans) <= 2
     if device != "cpu":
         assert launched == [10, 8, 6, 10, 4]
+
+
+@pytest.mark.parametrize("device", [pytest.param("interpreted", marks=interpreted)])
+def test_other_layers_and_other_batch_sizes_take_no_other_kernel(device, launched, monkeypatch):
+    """Which a GPU would wait for, some seconds each time."""
+    from triton._C.libtriton import native_specialize_impl
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    told_apart = set()
+
+    def note(kernel: Any, device: int, tensors: Any, *others: Any) -> None:
+        launched.append(kernel.grid[0])
+        backend = CUDABackend(GPUTarget("cuda", 90, 32))
+        kinds = [native_specialize_impl(backend, value, False, True, True) for value in (*tensors, *kernel.constants)]
+        told_apart.add((kernel.kernel.__name__, repr(kinds)))
+
+    monkeypatch.setattr(together.Kernel, "__call__", note)
+    all_layers = layers(device, torch.channels_last)
+    for chosen in (all_layers[:4], all_layers[:4][::-1]):
+        for first, rows in ((0, 5), (1, 5), (16, 5), (0, 4), (0, 1)):
+            maxima, dropped = torch.full((20,), -1.0), torch.zeros(20, dtype=torch.int64)
+            form, x, z, vector, variance, eps, channel_dims = zip(*[part for part, _ in chosen], strict=True)
+            x, z = [one[:rows] for one in x], [None if one is None else one[:rows] for one in z]
+            columns = range(first, first + 4), form, x, z, vector, variance, eps, channel_dims, [3] * 4
+            torch.ops.maxgain.measure(maxima, dropped, *columns, 2.0)
+    assert len(launched) == 2 * 5
+    assert len(told_apart) == 1

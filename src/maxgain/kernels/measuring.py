@@ -61,9 +61,9 @@ def measure(maxima: Tensor, dropped: Tensor, index: int, part: Part, instance_di
     if z is None:
         z = x
     key = key_of(x, z, part, instance_dims, p, maxima)
-    launch = _launches.get(key, _UNPLANNED)
+    launch = _launches.get(key, _UNPLANNED if len(_launches) < MOST_PLANS else None)
     if launch is _UNPLANNED:
-        launch = _launches[key] = _launcher(key) if len(_launches) < MOST_PLANS else None
+        launch = _launches[key] = _launcher(key)
     if launch is None or not launch(x, z, vector, variance, eps, maxima, dropped, index):
         record(maxima, dropped, index, plain_gains(part, instance_dims, p))
 

@@ -79,9 +79,8 @@ def _groups(graph: Graph) -> Iterator[list[Node]]:
         if not _measures(node):
             continue
         room = sum(memory.bytes for memory in to_come)
-        for group in [group for group in open_groups if _waiting(group, lasting) > room]:
-            open_groups.remove(group)
-            yield group
+        while _waiting(open_groups, lasting) > room:
+            yield open_groups.pop(0)
         group = next((group for group in open_groups if _follows(node, group[-1])), [])
         if not group:
             open_groups.append(group)
@@ -124,8 +123,8 @@ def _merge(graph: Graph, group: list[Node]) -> None:
         graph.erase_node(node)
 
 
-def _waiting(group: list[Node], lasting: set[Memory]) -> int:
+def _waiting(groups: list[list[Node]], lasting: set[Memory]) -> int:
     """How many bytes are in memory only because measurements wait for each other."""
-    lists: Any = [node.kwargs[name] for node in group for name in ("x", "z")]
+    lists: Any = [node.kwargs[name] for group in groups for node in group for name in ("x", "z")]
     read = {memory_of(one) for some in lists for one in some if one is not None}
     return sum(memory.bytes for memory in read - lasting)

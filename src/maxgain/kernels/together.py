@@ -130,10 +130,15 @@ def _filled(values: Sequence[Any], last: Any = None) -> tuple[Any, ...]:
     return *values, *[values[0] if last is None else last] * (LAYERS - len(values))
 
 
+def _not_told_apart(numbers: Sequence[int], last: int | None = None) -> tuple[int, ...]:
+    """As ``_filled``, of numbers for which Triton is not to compile another kernel: see ``triton_gains``."""
+    return tuple([2 * number + 3 for number in _filled(numbers, last)])
+
+
 def _begins(programs: Sequence[int]) -> tuple[tuple[int, ...], int]:
     """The first program of every layer, and how many there are in all."""
     *begins, total = accumulate(programs, initial=0)
-    return _filled(begins, total), total
+    return _not_told_apart(begins, total), total
 
 
 class _Launch:
@@ -149,13 +154,13 @@ class _Launch:
             (2 * count * of_each for count, of_each in zip(rows, parts, strict=True)), initial=0
         )
         eps = _filled([float(layers.eps[member]) for member in plans])
-        where_sums_are = _filled(firsts), _filled(rows), _filled(parts)
+        where_sums_are = _not_told_apart(firsts), _not_told_apart(rows), _not_told_apart(parts)
         sizes = (
             _filled([plan.x_size for plan in plans.values()]),
             _filled([plan.z_size for plan in plans.values()]),
             _filled([0 if plan.form == PLAIN else plan.z_size for plan in plans.values()]),
             _filled([plan.channels or plan.z_size for plan in plans.values()]),
-            _filled([int(plan.form == measuring.FORMS["batch_norm"]) for plan in plans.values()]),
+            _not_told_apart([int(plan.form == measuring.FORMS["batch_norm"]) for plan in plans.values()]),
         )
         power = next(iter(plans.values())).power
         where = measuring.DIRECT if kind.is_row else measuring.REPEATED
@@ -167,7 +172,7 @@ class _Launch:
         self.summing = Kernel(sums_of_layers_kernel, (programs, 1, 1), constants, warps) if kind.has_parts else None
 
         begins, programs = _begins([-(-count // instances) for count in rows])
-        indices = _filled([layers.indices[member] for member in plans])
+        indices = _not_told_apart([layers.indices[member] for member in plans])
         constants = (eps, indices, begins, *where_sums_are, *sizes, power, where, *kind.tile)
         wide = MOST_PARTS if kind.has_parts else 0
         self.measuring = Kernel(gains_of_layers_kernel, (programs, 1, 1), (*constants, wide), warps)

@@ -207,6 +207,9 @@ def gains_kernel(
 #
 # Each layer is one place in the tuples, and its programs follow those of the layer before, from ``begins`` on. A layer
 # without a bias has ``givens`` = 0: no position has one.
+#
+# Triton compiles a kernel of its own where a number is 1 or a multiple of 16, and in tuples ``do_not_specialize`` does
+# not keep it from that. So numbers that differ from launch to launch come as 2 n + 3, which is neither.
 
 
 @triton.jit
@@ -214,7 +217,7 @@ def _layer(program, begins):
     """Whose program this is."""
     layer = 0
     for other in tl.static_range(1, len(begins)):
-        layer += (program >= begins[other]).to(tl.int32)
+        layer += (program >= (begins[other] >> 1) - 1).to(tl.int32)
     return layer
 
 
@@ -228,6 +231,12 @@ def _of(layer, values):
 
 
 @triton.jit
+def _number_of(layer, values):
+    """As ``_of``, of numbers that come as 2 n + 3."""
+    return (_of(layer, values) >> 1) - 1
+
+
+@triton.jit
 def _norms_of(layer, row, begin, end, usable, xs, zs, vectors, variances, eps, x_sizes, z_sizes, givens, channels,
               are_normalised, WHERE: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
               TOGETHER: tl.constexpr):  # fmt: skip
@@ -236,7 +245,7 @@ def _norms_of(layer, row, begin, end, usable, xs, zs, vectors, variances, eps, x
     x, x_size, z, z_size = _of(layer, xs), _of(layer, x_sizes), _of(layer, zs), _of(layer, z_sizes)
     vector, given, repeat = _of(layer, vectors), _of(layer, givens), _of(layer, channels)
     end = tl.minimum(end, tl.maximum(x_size, z_size))
-    if _of(layer, are_normalised) != 0:
+    if _number_of(layer, are_normalised) != 0:
         x_norm, z_norm = _norms(x, z, row, begin, end, x_size, z_size, one, one, usable, given, vector,
                                 _of(layer, variances), _of(layer, eps), 1, repeat, NORMALISED, WHERE, P, False, ROWS,
                                 BLOCK, TOGETHER)  # fmt: skip
@@ -246,7 +255,7 @@ def _norms_of(layer, row, begin, end, usable, xs, zs, vectors, variances, eps, x
     return x_norm, z_norm
 
 
-@triton.jit(do_not_specialize=["begins", "firsts", "rows", "parts", "are_normalised"])
+@triton.jit
 def sums_of_layers_kernel(
     xs, zs, vectors, variances, sums, eps, begins, firsts, rows, parts, x_sizes, z_sizes, givens, channels,
     are_normalised, P: tl.constexpr, WHERE: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
@@ -255,18 +264,18 @@ def sums_of_layers_kernel(
     """As ``sums_kernel``. A layer's sums are from ``firsts`` on, those of Wx after those of x."""
     program = tl.program_id(0)
     layer = _layer(program, begins)
-    program -= _of(layer, begins)
-    count = _of(layer, parts)
+    program -= _number_of(layer, begins)
+    count = _number_of(layer, parts)
     row, part = (program // count).to(tl.int64) + tl.arange(0, 1), program % count
     x_sum, z_sum = _norms_of(layer, row, part * PART, part * PART + PART, row >= 0, xs, zs, vectors, variances, eps,
                              x_sizes, z_sizes, givens, channels, are_normalised, WHERE, P, 1, BLOCK,
                              TOGETHER)  # fmt: skip
-    place = sums + _of(layer, firsts) + row * count + part
+    place = sums + _number_of(layer, firsts) + row * count + part
     tl.store(place, x_sum)
-    tl.store(place + _of(layer, rows) * count, z_sum)
+    tl.store(place + _number_of(layer, rows) * count, z_sum)
 
 
-@triton.jit(do_not_specialize=["indices", "begins", "firsts", "rows", "parts", "are_normalised"])
+@triton.jit
 def gains_of_layers_kernel(
     xs, zs, vectors, variances, sums, maxima, dropped, eps, indices, begins, firsts, rows, parts, x_sizes, z_sizes,
     givens, channels, are_normalised, P: tl.constexpr, WHERE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
@@ -275,14 +284,14 @@ def gains_of_layers_kernel(
     """As ``gains_kernel``."""
     program = tl.program_id(0)
     layer = _layer(program, begins)
-    index = _of(layer, indices)
+    index = _number_of(layer, indices)
     known = tl.load(maxima + index, cache_modifier=".cg")
-    all_rows = _of(layer, rows)
-    row = (program - _of(layer, begins)).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    all_rows = _number_of(layer, rows)
+    row = (program - _number_of(layer, begins)).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     usable = row < all_rows
     x, x_size, z, z_size = _of(layer, xs), _of(layer, x_sizes), _of(layer, zs), _of(layer, z_sizes)
     if WIDE > 0:
-        count, first = _of(layer, parts), sums + _of(layer, firsts)
+        count, first = _number_of(layer, parts), sums + _number_of(layer, firsts)
         x_norm = _together(first, row, usable, count, P, WIDE)
         z_norm = _together(first + all_rows * count, row, usable, count, P, WIDE)
     else:
@@ -290,7 +299,7 @@ def gains_of_layers_kernel(
                                    x_sizes, z_sizes, givens, channels, are_normalised, WHERE, P, ROWS, BLOCK,
                                    TOGETHER)  # fmt: skip
     vector, given, repeat = _of(layer, vectors), _of(layer, givens), _of(layer, channels)
-    if _of(layer, are_normalised) != 0:
+    if _number_of(layer, are_normalised) != 0:
         _raise_maximum(x, z, row, x_size, z_size, usable, given, vector, _of(layer, variances), _of(layer, eps), 1,
                        repeat, x_norm, z_norm, maxima, dropped, index, known, NORMALISED, WHERE, P, ROWS, BLOCK,
                        TOGETHER)  # fmt: skip
