@@ -266,7 +266,7 @@ def merge_before_code_is_made(merge: Callable[[Graph], None], *files: str) -> No
     """Have Inductor call a function with each graph that nothing is changed in place in, before it makes code of it.
 
     There is one place for such a function, in its configuration; one that is somebody else's is left there. What the
-    files contain is part of what compiled code is stored under. Seen on torch 2.11 to 2.13. Guarded by
+    files contain, and this one, is part of what compiled code is stored under. Seen on torch 2.11 to 2.13. Guarded by
     tests/kernels/test_merging.py.
     """
     from torch._inductor import config, custom_graph_pass
@@ -279,7 +279,7 @@ def merge_before_code_is_made(merge: Callable[[Graph], None], *files: str) -> No
             merge(graph)
 
         def uuid(self) -> Any:
-            return custom_graph_pass.get_hash_for_files(files)
+            return custom_graph_pass.get_hash_for_files((*files, __file__))
 
     config.post_grad_custom_post_pass = Merging()
 
