@@ -28,11 +28,11 @@ FORMS = {"affine": 1, "batch_norm": 2}
 PLAIN = 0
 DIRECT, REPEATED, SPREAD = 0, 1, 2
 """How an entry of an instance finds its channel: see ``triton_gains``."""
-SAMPLES, PARTS, LONG_ROWS, ROWS = (1, 8192, 1), (1, 2048, 8), (1, 2048, 8), (4, 256, 8)
+SAMPLES, LONG, ROWS = (1, 8192, 1), (1, 2048, 8), (4, 256, 8)
 """Tiles: how many instances a program takes, how many entries of each at once, and how many of those a thread adds up
-before it keeps anything. A dense layer has many more instances than a convolution, and they are shorter."""
+before it keeps anything. A dense layer has many more instances than a convolution, and they are shorter. Long are
+instances that are summed in parts, and rows beyond ``LONGEST_ROW``."""
 LONGEST_ROW = 4096
-"""Beyond it a row is a long one."""
 ENTRIES_PER_WARP = 512
 LONGEST_WHOLE, PART = 1 << 16, 1 << 14
 """A longer instance is summed in parts of this size: a few large images are too few programs for a GPU."""
@@ -163,10 +163,8 @@ def plan_for(key: tuple[Any, ...]) -> Plan | None:
     if not known:
         return None
     parts = -(-longest // PART) if longest > LONGEST_WHOLE else 0
-    if instance_dims > 1:
-        instances, entries, together = PARTS if parts else SAMPLES
-    else:
-        instances, entries, together = ROWS if longest <= LONGEST_ROW else LONG_ROWS
+    is_long = parts > 0 if instance_dims > 1 else longest > LONGEST_ROW
+    instances, entries, together = LONG if is_long else SAMPLES if instance_dims > 1 else ROWS
     block = min(power_of_two(longest), entries)
     if instances > 1:
         instances *= entries // block  # as many short rows as fill the tile

@@ -17,9 +17,7 @@ from torch.fx import Graph, Node
 from ..functional import record
 from ..torch_quirks import Memory, memory_of, merge_before_code_is_made
 from .measuring import DTYPES, Part
-from .together import measure_together
-
-LISTS = ("indices", "form", "x", "z", "vector", "variance", "eps", "channel_dims", "instance_dims")
+from .together import Layers, measure_together
 
 _library = torch.library.Library("maxgain", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(  # type: ignore[no-untyped-call]
@@ -99,7 +97,7 @@ def _measures(node: Node) -> bool:
 
 def _follows(node: Node, other: Node) -> bool:
     """Whether a measurement raises the maxima that another one has raised, and nobody else looks at these between."""
-    own = {name: value for name, value in node.kwargs.items() if name not in (*LISTS, "_all_bases")}
+    own = {name: value for name, value in node.kwargs.items() if name not in (*Layers._fields, "_all_bases")}
     changed: Any = node.kwargs["_all_bases"]
     return (
         own == {name: other.kwargs[name] for name in own}
@@ -111,7 +109,7 @@ def _follows(node: Node, other: Node) -> bool:
 def _merge(graph: Graph, group: list[Node]) -> None:
     first, last = group[0], group[-1]
     kwargs = dict(first.kwargs)
-    for name in LISTS:
+    for name in Layers._fields:
         kwargs[name] = [one for node in group for one in node.kwargs[name]]  # type: ignore[union-attr]
     with graph.inserting_before(last):
         merged = graph.call_function(last.target, first.args, kwargs)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import measuring
-from .measuring import ENTRIES_PER_WARP, PARTS, PLAIN, Kernel, Part, Plan, key_of, measure, plan_for
+from .measuring import ENTRIES_PER_WARP, LONG, PLAIN, Kernel, Part, Plan, key_of, measure, plan_for
 
 LAYERS = 16
 """That one launch takes at most."""
@@ -30,7 +30,7 @@ class Layers(NamedTuple):
     """What is to be measured, an entry per layer: see ``Part``."""
 
     indices: Sequence[int]
-    forms: Sequence[str]
+    form: Sequence[str]
     x: Sequence[Tensor]
     z: Sequence[Tensor | None]
     vector: Sequence[Tensor | None]
@@ -96,7 +96,7 @@ def _plan(layers: Layers, p: float, maxima: Tensor) -> tuple[list[_Launch], Sequ
         if plan is None or not _fits(plan, is_row) or (is_row and part.x.nbytes + z.nbytes >= LARGE):
             continue
         longest = max(plan.x_size, plan.z_size)
-        tile = PARTS if not is_row else measuring.ROWS if longest <= measuring.LONGEST_ROW else measuring.LONG_ROWS
+        tile = measuring.ROWS if is_row and longest <= measuring.LONGEST_ROW else LONG
         dtypes = part.x.dtype, z.dtype, _dtype(part.vector), _dtype(part.variance)
         kind = _Kind(is_row, not is_row and longest > LONGEST_WHOLE, tile, dtypes)
         alike.setdefault(kind, []).append((member, plan))
@@ -117,7 +117,7 @@ def _fits(plan: Plan, is_row: bool) -> bool:
         return plan.where == measuring.DIRECT
     channels = plan.channels or plan.z_size
     return max(plan.x_size, plan.z_size) <= MOST_PARTS * PART and (
-        plan.form == PLAIN or (plan.inner == 1 and channels % ALIGNED == 0 and PARTS[1] % channels == 0)
+        plan.form == PLAIN or (plan.inner == 1 and channels % ALIGNED == 0 and LONG[1] % channels == 0)
     )
 
 
