@@ -4,7 +4,6 @@ Where there is no GPU the kernel itself is run by Triton's interpreter, if that 
 """
 
 import math
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -13,18 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernel_runs import interpreted, needs_gpu
 from maxgain import MaxGain
 from maxgain.functional import record
 from maxgain.kernels import FusedProjection, Part, measure, measure_compiled, measuring
 
 each_p = pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and measuring.HAS_TRITON
-interpreted = [
-    pytest.mark.skipif(not IS_INTERPRETED, reason="needs Triton, and TRITON_INTERPRET=1: make kernels"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's of 0/0 and overflow, which the kernel sees to
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
 FORMATS = [torch.contiguous_format, torch.channels_last]
 

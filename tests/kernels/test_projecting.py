@@ -3,21 +3,18 @@
 Triton's interpreter runs the kernels where there is no GPU, if that is asked for: see `make kernels`.
 """
 
-import os
 from contextlib import nullcontext
 from functools import cache
 
 import pytest
 import torch
 
+from kernel_runs import needs_interpreter
 from maxgain.errors import MeasurementWarning
 from maxgain.kernels import FusedProjection, Part, measuring, projecting
 
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and projecting.HAS_TRITON
-interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="needs Triton, and TRITON_INTERPRET=1: make kernels")
 
-
-@interpreted
+@needs_interpreter
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_that_triton_works_is_seen(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
@@ -42,7 +39,7 @@ def test_where_triton_cannot_compile_that_is_said_once_and_the_plain_path_is_tak
     assert measuring._launcher(key) is None
 
 
-@interpreted
+@needs_interpreter
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_weights_are_divided_by_the_excess_over_their_bounds(dtype, monkeypatch) -> None:

@@ -4,22 +4,15 @@ Where there is no GPU the kernel is run by Triton's interpreter, if that is aske
 """
 
 import math
-import os
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from kernel_runs import interpreted, needs_gpu
 from maxgain.kernels import Part, measure, measuring, together
 
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and measuring.HAS_TRITON
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-interpreted = [
-    pytest.mark.skipif(not IS_INTERPRETED, reason="needs Triton, and TRITON_INTERPRET=1: make kernels"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's of 0/0 and overflow, which the kernel sees to
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
 each_device = pytest.mark.parametrize(
     "device",
     ["cpu", pytest.param("cuda", marks=needs_gpu), pytest.param("interpreted", marks=interpreted)],
