@@ -44,7 +44,9 @@ def operators(step: Step, images: list[Tensor], **options: Any) -> list[list[int
 
     found, code = run_and_get_code(lambda: run(compiled, measure_compiled, images))
     for some, others in zip(found, expected, strict=True):
-        assert torch.tensor(some).flatten().tolist() == pytest.approx(torch.tensor(others).flatten().tolist(), rel=1e-5)
+        assert torch.tensor(some).flatten().tolist() == pytest.approx(
+            torch.tensor(others).flatten().tolist(), rel=1e-5, abs=1e-8
+        )
     calls = re.findall(r"maxgain\.measure\.default\(\w+, \w+, \[([\d, ]+)\]", "\n".join(code))
     return [[int(index) for index in call.split(",")] for call in calls]
 
@@ -134,7 +136,10 @@ def test_sizes_that_are_known_only_when_the_code_runs_do_not_matter():
         assert operators(step, some_images()) == [[0, 1, 2, 3, 4]]
 
 
-def test_gradients_are_what_they_are_without():
+@pytest.mark.parametrize("leaves_out_bias", [False, True])
+def test_gradients_are_what_they_are_without(leaves_out_bias, monkeypatch):
+    if leaves_out_bias:
+        monkeypatch.setattr(merging, "ADD_BIAS_APART", ("cpu",))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 5, 3), nn.ReLU(inplace=True))
     x = torch.randn(2, 3, 8, 8)
@@ -155,6 +160,36 @@ def test_gradients_are_what_they_are_without():
 
     for one, other in zip(gradients(forward), gradients(torch.compile(forward, fullgraph=True)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("convolution", [nn.Conv2d, nn.ConvTranspose2d])
+@pytest.mark.parametrize("is_returned", [False, True])
+def test_a_convolution_is_measured_before_its_bias_is_added_if_nobody_else_wants_it_afterwards(
+    convolution, is_returned, monkeypatch
+):
+    monkeypatch.setattr(merging, "ADD_BIAS_APART", ("cpu",))
+    torch.manual_seed(0)
+    layer = convolution(3, 5, 3)
+
+    def step(measure: Callable[..., None], maxima: Tensor, dropped: Tensor, images: list[Tensor]) -> list[Tensor]:
+        for index, x in enumerate(images):
+            z = layer(x)
+            part = Part("affine", x.detach(), z.detach(), layer.bias.detach(), None, 0.0, 3)
+            measure(maxima, dropped, index, part, 3, 2.0)
+        return [z if is_returned else z.relu()]
+
+    def noted(graph: torch.fx.Graph) -> None:
+        merge(graph)
+        biases.extend(
+            node.args[2] is not None for node in graph.nodes if node.target is torch.ops.aten.convolution.default
+        )
+
+    biases: list[bool] = []
+    merge = merging.merge
+    monkeypatch.setattr(merging, "merge", noted)
+    with fresh_inductor_cache():
+        assert [index for some in operators(step, some_images(3)) for index in some] == [0, 1, 2]
+    assert biases == [False, False, is_returned]
 
 
 def test_a_function_of_somebody_else_in_the_same_place_is_called_and_stays_there():

@@ -19,6 +19,8 @@ from ..torch_quirks import Memory, memory_of, merge_before_code_is_made
 from .measuring import DTYPES, Part
 from .together import Layers, measure_together
 
+ADD_BIAS_APART = ("cuda",)
+"""Where compiled code adds the bias of a convolution in other kernels than those of the convolution."""
 _library = torch.library.Library("maxgain", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(  # type: ignore[no-untyped-call]
     "record(Tensor(a!) maxima, Tensor(b!) dropped, int index, Tensor gains) -> ()"
@@ -56,10 +58,42 @@ def measure_compiled(maxima: Tensor, dropped: Tensor, index: int, part: Part, in
 
 def merge(graph: Graph) -> None:
     """Have a graph, in which nothing is changed in place, measure layers together that it measures one by one."""
-    if any(map(_measures, graph.nodes)):
+    if measurements := [node for node in graph.nodes if _measures(node)]:
+        kept = _kept(graph)
+        for node in measurements:
+            _leave_out_bias(graph, node, kept)
         for group in list(_groups(graph)):
             if len(group) > 1:
                 _merge(graph, group)
+
+
+def _leave_out_bias(graph: Graph, node: Node, kept: set[Memory]) -> None:
+    """Have a convolution measured before its bias is added, where the code will do that by itself.
+
+    With the bias its output would be written to memory for us alone; without, it has to be.
+    """
+    outputs: Any = node.kwargs["z"]
+    z = outputs[0]
+    if z is None or z.target is not torch.ops.aten.convolution.default or memory_of(z) in kept:
+        return
+    x, weight, bias, *rest = z.args
+    value = z.meta["val"]
+    if bias is None or value.device.type not in ADD_BIAS_APART:
+        return
+    shape = [-1, *[1] * (value.dim() - 2)]
+    with graph.inserting_before(z):
+        plain = graph.call_function(z.target, (x, weight, None, *rest))
+        along = graph.call_function(torch.ops.aten.view.default, (bias, shape))
+        added = graph.call_function(torch.ops.aten.add.Tensor, (plain, along))
+    plain.meta["val"], along.meta["val"], added.meta["val"] = value.clone(), bias.meta["val"].view(shape), value
+    z.replace_all_uses_with(added)
+    graph.erase_node(z)
+    node.kwargs = {**node.kwargs, "z": [plain], "vector": [None]}
+
+
+def _kept(graph: Graph) -> set[Memory]:
+    """What is in use when the graph is done, for the backward say."""
+    return {memory_of(one) for node in graph.nodes if node.op == "output" for one in node.all_input_nodes}
 
 
 def _groups(graph: Graph) -> Iterator[list[Node]]:
@@ -68,7 +102,7 @@ def _groups(graph: Graph) -> Iterator[list[Node]]:
     What waits for them stays in memory, but never more than is yet to be kept there, for the backward say. So no more
     is in use than at the end of the graph.
     """
-    kept = {memory_of(one) for node in graph.nodes if node.op == "output" for one in node.all_input_nodes}
+    kept = _kept(graph)
     given = {memory_of(node) for node in graph.nodes if node.op == "placeholder"}
     lasting, to_come = kept | given, kept - given
     open_groups: list[list[Node]] = []
