@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from . import measuring
-from .measuring import ENTRIES_PER_WARP, LONG, PLAIN, Kernel, Part, Plan, key_of, measure, plan_for
+from .measuring import ENTRIES_PER_WARP, LONG, PART, PLAIN, Kernel, Part, Plan, key_of, measure, plan_for
 
 LAYERS = 16
 """That one launch takes at most."""
-LONGEST_WHOLE, PART, MOST_PARTS = 1 << 13, 1 << 13, 128
-"""A longer instance is summed in parts, by a launch before. With several layers that pays sooner than with one."""
+MOST_PARTS = 64
+"""Of one instance. One of more than one part is summed in parts, in the same launch, so that it pays sooner than for a
+layer by itself."""
 LARGE = 20 << 20
 """Rows of so many bytes, input and output together, are read faster by a launch of their own."""
 ALIGNED = 16
@@ -82,7 +83,6 @@ class _Kind(NamedTuple):
     """What layers must have in common to share a launch."""
 
     is_row: bool
-    has_parts: bool
     tile: tuple[int, int, int]
     dtypes: tuple[torch.dtype, ...]
 
@@ -98,7 +98,7 @@ def _plan(layers: Layers, p: float, maxima: Tensor) -> tuple[list[_Launch], Sequ
         longest = max(plan.x_size, plan.z_size)
         tile = measuring.ROWS if is_row and longest <= measuring.LONGEST_ROW else LONG
         dtypes = part.x.dtype, z.dtype, _dtype(part.vector), _dtype(part.variance)
-        kind = _Kind(is_row, not is_row and longest > LONGEST_WHOLE, tile, dtypes)
+        kind = _Kind(is_row, tile, dtypes)
         alike.setdefault(kind, []).append((member, plan))
     launches = [
         _Launch(layers, dict(members[start : start + LAYERS]), kind)
@@ -145,37 +145,38 @@ class _Launch:
     """Measures some of the layers; it says no to tensors that the kernels do not fit."""
 
     def __init__(self, layers: Layers, plans: dict[int, Plan], kind: _Kind) -> None:
-        from .triton_gains import gains_of_layers_kernel, sums_of_layers_kernel
+        from .triton_gains import gains_of_layers_kernel
 
         self.members = [*plans]
         rows = [plan.rows for plan in plans.values()]
-        parts = [-(-max(plan.x_size, plan.z_size) // PART) if kind.has_parts else 0 for plan in plans.values()]
+        parts = [1 if kind.is_row else -(-max(plan.x_size, plan.z_size) // PART) for plan in plans.values()]
         *firsts, self.sums = accumulate(
-            (2 * count * of_each for count, of_each in zip(rows, parts, strict=True)), initial=0
+            (2 * count * of_each if of_each > 1 else 0 for count, of_each in zip(rows, parts, strict=True)), initial=0
         )
-        eps = _filled([float(layers.eps[member]) for member in plans])
-        where_sums_are = _not_told_apart(firsts), _not_told_apart(rows), _not_told_apart(parts)
-        sizes = (
+        instances, block, _ = kind.tile
+        begins, programs = _begins(
+            [-(-count // instances) * of_each for count, of_each in zip(rows, parts, strict=True)]
+        )
+        constants = (
+            _filled([float(layers.eps[member]) for member in plans]),
+            _not_told_apart([layers.indices[member] for member in plans]),
+            begins,
+            _not_told_apart(firsts),
+            _not_told_apart(rows),
+            _not_told_apart(parts),
             _filled([plan.x_size for plan in plans.values()]),
             _filled([plan.z_size for plan in plans.values()]),
             _filled([0 if plan.form == PLAIN else plan.z_size for plan in plans.values()]),
             _filled([plan.channels or plan.z_size for plan in plans.values()]),
             _not_told_apart([int(plan.form == measuring.FORMS["batch_norm"]) for plan in plans.values()]),
+            next(iter(plans.values())).power,
+            measuring.DIRECT if kind.is_row else measuring.REPEATED,
+            *kind.tile,
+            measuring.LARGEST_INSTANCE if kind.is_row else PART,
+            MOST_PARTS if self.sums else 0,
         )
-        power = next(iter(plans.values())).power
-        where = measuring.DIRECT if kind.is_row else measuring.REPEATED
-        instances, block, together = kind.tile
         warps = instances * block // ENTRIES_PER_WARP
-
-        begins, programs = _begins([count * of_each for count, of_each in zip(rows, parts, strict=True)])
-        constants: Any = (eps, begins, *where_sums_are, *sizes, power, where, block, together, PART)
-        self.summing = Kernel(sums_of_layers_kernel, (programs, 1, 1), constants, warps) if kind.has_parts else None
-
-        begins, programs = _begins([-(-count // instances) for count in rows])
-        indices = _not_told_apart([layers.indices[member] for member in plans])
-        constants = (eps, indices, begins, *where_sums_are, *sizes, power, where, *kind.tile)
-        wide = MOST_PARTS if kind.has_parts else 0
-        self.measuring = Kernel(gains_of_layers_kernel, (programs, 1, 1), (*constants, wide), warps)
+        self.measuring = Kernel(gains_of_layers_kernel, (programs, 1, 1), constants, warps)
 
     def __call__(self, layers: Layers, maxima: Tensor, dropped: Tensor) -> bool:
         device = maxima.get_device()
@@ -193,13 +194,12 @@ class _Launch:
         pointers = tuple([tuple([tensor.data_ptr() for tensor in column]) for column in tensors])
         if any(pointer & 15 for column in pointers for pointer in column):
             return False
-        sums = maxima
-        if self.summing is not None:
-            sums = maxima.new_empty(self.sums)
-            self.summing(device, (*tensors, sums), (*pointers, sums.data_ptr()))
+        sums = counts = maxima  # not used if every instance is whole
+        if self.sums:
+            sums, counts = maxima.new_empty(self.sums), maxima.new_zeros(self.sums, dtype=torch.int32)
         self.measuring(
             device,
-            (*tensors, sums, maxima, dropped),
-            (*pointers, sums.data_ptr(), maxima.data_ptr(), dropped.data_ptr()),
+            (*tensors, sums, counts, maxima, dropped),
+            (*pointers, sums.data_ptr(), counts.data_ptr(), maxima.data_ptr(), dropped.data_ptr()),
         )
         return True

@@ -2,8 +2,8 @@
 
 A program takes ``ROWS`` instances. It sums the powers of their entries in float32. Where such a sum may have over- or
 underflowed, the program reads its instances again, scaled by their largest entries; nearly all programs never do. A
-batch may have too few long instances to keep a GPU busy: other programs have then summed the parts of each before. So
-have they where several layers share a launch.
+batch may have too few long instances to keep a GPU busy: other programs have then summed the parts of each before.
+Where several layers share a launch, they do so in the same one.
 
 What limits it is how many loads are under way. With many programs that is a matter of the registers a thread needs, so
 ``TOGETHER`` neighbouring entries, which one thread loads, are added up before anything is kept; a program that has a
@@ -170,7 +170,8 @@ def _together(sums, row, usable, parts, P: tl.constexpr, WIDE: tl.constexpr):
     """What was found for the parts of each instance, added up."""
     part = tl.arange(0, WIDE)
     mask = usable[:, None] & (part < parts)[None, :]
-    found = tl.load(sums + row[:, None] * parts + part[None, :], mask=mask, other=0.0)
+    # Not from a cache of the multiprocessor's own: another one may have written there a moment ago.
+    found = tl.load(sums + row[:, None] * parts + part[None, :], mask=mask, other=0.0, cache_modifier=".cg")
     total = tl.sum(found, 1)
     if P == 0:
         total = tl.max(found, 1) + tl.sum(found * 0.0, 1)
@@ -256,53 +257,50 @@ def _norms_of(layer, row, begin, end, usable, xs, zs, vectors, variances, eps, x
 
 
 @triton.jit
-def sums_of_layers_kernel(
-    xs, zs, vectors, variances, sums, eps, begins, firsts, rows, parts, x_sizes, z_sizes, givens, channels,
-    are_normalised, P: tl.constexpr, WHERE: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
-    PART: tl.constexpr,
-):  # fmt: skip
-    """As ``sums_kernel``. A layer's sums are from ``firsts`` on, those of Wx after those of x."""
-    program = tl.program_id(0)
-    layer = _layer(program, begins)
-    program -= _number_of(layer, begins)
-    count = _number_of(layer, parts)
-    row, part = (program // count).to(tl.int64) + tl.arange(0, 1), program % count
-    x_sum, z_sum = _norms_of(layer, row, part * PART, part * PART + PART, row >= 0, xs, zs, vectors, variances, eps,
-                             x_sizes, z_sizes, givens, channels, are_normalised, WHERE, P, 1, BLOCK,
-                             TOGETHER)  # fmt: skip
-    place = sums + _number_of(layer, firsts) + row * count + part
-    tl.store(place, x_sum)
-    tl.store(place + _number_of(layer, rows) * count, z_sum)
+def _is_last(count, counts):
+    """Whether all others that count here have done so; what they wrote before can be read then."""
+    return tl.atomic_add(counts, 1, sem="acq_rel") == count - 1
 
 
 @triton.jit
 def gains_of_layers_kernel(
-    xs, zs, vectors, variances, sums, maxima, dropped, eps, indices, begins, firsts, rows, parts, x_sizes, z_sizes,
-    givens, channels, are_normalised, P: tl.constexpr, WHERE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    TOGETHER: tl.constexpr, WIDE: tl.constexpr,
+    xs, zs, vectors, variances, sums, counts, maxima, dropped, eps, indices, begins, firsts, rows, parts, x_sizes,
+    z_sizes, givens, channels, are_normalised, P: tl.constexpr, WHERE: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, TOGETHER: tl.constexpr, PART: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """As ``gains_kernel``."""
+    """As ``sums_kernel`` and ``gains_kernel`` in one: of the programs that sum parts of an instance, the last goes on.
+
+    If ``WIDE`` is 0, every instance is whole. A layer's sums are from ``firsts`` on, those of Wx after those of x.
+    """
     program = tl.program_id(0)
     layer = _layer(program, begins)
+    program -= _number_of(layer, begins)
     index = _number_of(layer, indices)
     known = tl.load(maxima + index, cache_modifier=".cg")
-    all_rows = _number_of(layer, rows)
-    row = (program - _number_of(layer, begins)).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    all_rows, count = _number_of(layer, rows), _number_of(layer, parts)
+    part = program % count
+    row = (program // count).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     usable = row < all_rows
     x, x_size, z, z_size = _of(layer, xs), _of(layer, x_sizes), _of(layer, zs), _of(layer, z_sizes)
-    if WIDE > 0:
-        count, first = _number_of(layer, parts), sums + _number_of(layer, firsts)
-        x_norm = _together(first, row, usable, count, P, WIDE)
-        z_norm = _together(first + all_rows * count, row, usable, count, P, WIDE)
-    else:
-        x_norm, z_norm = _norms_of(layer, row, 0, tl.maximum(x_size, z_size), usable, xs, zs, vectors, variances, eps,
-                                   x_sizes, z_sizes, givens, channels, are_normalised, WHERE, P, ROWS, BLOCK,
-                                   TOGETHER)  # fmt: skip
     vector, given, repeat = _of(layer, vectors), _of(layer, givens), _of(layer, channels)
-    if _number_of(layer, are_normalised) != 0:
-        _raise_maximum(x, z, row, x_size, z_size, usable, given, vector, _of(layer, variances), _of(layer, eps), 1,
-                       repeat, x_norm, z_norm, maxima, dropped, index, known, NORMALISED, WHERE, P, ROWS, BLOCK,
-                       TOGETHER)  # fmt: skip
-    else:
-        _raise_maximum(x, z, row, x_size, z_size, usable, given, vector, vector, 0.0, 1, repeat, x_norm, z_norm, maxima,
-                       dropped, index, known, BIASED, WHERE, P, ROWS, BLOCK, TOGETHER)  # fmt: skip
+    x_norm, z_norm = _norms_of(layer, row, part * PART, part * PART + PART, usable, xs, zs, vectors, variances, eps,
+                               x_sizes, z_sizes, givens, channels, are_normalised, WHERE, P, ROWS, BLOCK,
+                               TOGETHER)  # fmt: skip
+    goes_on = True
+    if WIDE > 0 and count > 1:
+        first = _number_of(layer, firsts)
+        x_sums, z_sums = sums + first, sums + first + all_rows * count
+        tl.store(x_sums + row * count + part, x_norm)
+        tl.store(z_sums + row * count + part, z_norm)
+        goes_on = _is_last(count, counts + first + program // count)
+        if goes_on:
+            x_norm = _together(x_sums, row, usable, count, P, WIDE)
+            z_norm = _together(z_sums, row, usable, count, P, WIDE)
+    if goes_on:
+        if _number_of(layer, are_normalised) != 0:
+            _raise_maximum(x, z, row, x_size, z_size, usable, given, vector, _of(layer, variances), _of(layer, eps), 1,
+                           repeat, x_norm, z_norm, maxima, dropped, index, known, NORMALISED, WHERE, P, ROWS, BLOCK,
+                           TOGETHER)  # fmt: skip
+        else:
+            _raise_maximum(x, z, row, x_size, z_size, usable, given, vector, vector, 0.0, 1, repeat, x_norm, z_norm,
+                           maxima, dropped, index, known, BIASED, WHERE, P, ROWS, BLOCK, TOGETHER)  # fmt: skip
