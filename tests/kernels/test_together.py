@@ -30,6 +30,10 @@ def launched(monkeypatch, device) -> list[int]:
     class Counted(launch):  # type: ignore[misc, valid-type]
         def __call__(self, device: int, tensors: Any, pointers: Any, *numbers: float) -> None:
             programs.append(self.grid[0])
+            assert pointers == tuple(
+                tuple(one.data_ptr() for one in given) if isinstance(given, tuple) else given.data_ptr()
+                for given in tensors
+            )
             if device >= 0:
                 super().__call__(device, tensors, pointers, *numbers)
             else:
@@ -87,11 +91,23 @@ def one_by_one(chosen: list[Layer], p: float) -> tuple[list[float], list[int]]:
 
 def at_once(chosen: list[Layer], p: float) -> tuple[list[float], list[int]]:
     maxima, dropped = tally(chosen)
-    form, x, z, vector, variance, eps, channel_dims = zip(*[part for part, _ in chosen], strict=True)
-    dims = [dims for _, dims in chosen]
-    columns = range(len(chosen)), form, x, z, vector, variance, eps, channel_dims, dims
-    torch.ops.maxgain.measure(maxima, dropped, *columns, p)
+    torch.ops.maxgain.measure_together(maxima, dropped, *as_given(chosen), p)
     return maxima.tolist(), dropped.tolist()
+
+
+def as_given(chosen: list[Layer], first: int = 0) -> tuple[list[Tensor], list[Tensor], str]:
+    """What the operator is given: activations, vectors, and what is fixed of the layers."""
+    activations: list[Tensor] = []
+    vectors: list[Tensor] = []
+    fixed = []
+    for index, (part, dims) in enumerate(chosen, first):
+        form, x, z, vector, variance, eps, channel_dims = part
+        places: list[int | None] = []
+        for home, one in ((activations, x), (activations, z), (vectors, vector), (vectors, variance)):
+            places.append(None if one is None else len(home))
+            home += [] if one is None else [one]
+        fixed.append(together.Layer(index, form, *places, eps, channel_dims, dims))
+    return activations, vectors, together.described(fixed)
 
 
 def tally(chosen: list[Layer]) -> tuple[Tensor, Tensor]:
@@ -187,9 +203,10 @@ def test_other_layers_and_other_batch_sizes_take_no_other_kernel(device, launche
     for chosen in (all_layers[:4], all_layers[:4][::-1]):
         for first, rows in ((0, 5), (1, 5), (16, 5), (0, 4), (0, 1)):
             maxima, dropped = torch.full((20,), -1.0), torch.zeros(20, dtype=torch.int64)
-            form, x, z, vector, variance, eps, channel_dims = zip(*[part for part, _ in chosen], strict=True)
-            x, z = [one[:rows] for one in x], [None if one is None else one[:rows] for one in z]
-            columns = range(first, first + 4), form, x, z, vector, variance, eps, channel_dims, [3] * 4
-            torch.ops.maxgain.measure(maxima, dropped, *columns, 2.0)
+            some = [
+                (part._replace(x=part.x[:rows], z=None if part.z is None else part.z[:rows]), dims)
+                for part, dims in chosen
+            ]
+            torch.ops.maxgain.measure_together(maxima, dropped, *as_given(some, first), 2.0)
     assert len(launched) == 2 * 5
     assert len(told_apart) == 1

@@ -16,20 +16,34 @@ from torch.fx import Graph, Node
 
 from ..functional import record
 from ..torch_quirks import Memory, memory_of, merge_before_code_is_made
-from .measuring import DTYPES, Part
-from .together import Layers, measure_together
+from .measuring import DTYPES, Part, measure
+from .together import Layer, described, measure_together
 
 ADD_BIAS_APART = ("cuda",)
 """Where compiled code adds the bias of a convolution in other kernels than those of the convolution."""
+TENSORS = ("x", "z", "vector", "variance")
+"""Of a layer; the first two are activations."""
 _library = torch.library.Library("maxgain", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(  # type: ignore[no-untyped-call]
     "record(Tensor(a!) maxima, Tensor(b!) dropped, int index, Tensor gains) -> ()"
 )
 _library.define(  # type: ignore[no-untyped-call]
-    "measure(Tensor(a!) maxima, Tensor(b!) dropped, int[] indices, str[] form, Tensor[] x, Tensor?[] z, "
-    "Tensor?[] vector, Tensor?[] variance, float[] eps, int[] channel_dims, int[] instance_dims, float p) -> ()",
+    "measure(Tensor(a!) maxima, Tensor(b!) dropped, int position, str form, Tensor x, Tensor? z, Tensor? vector, "
+    "Tensor? variance, float eps, int channel_dims, int instance_dims, float p) -> ()",
     tags=(torch.Tag.flexible_layout,),
 )
+_library.define(  # type: ignore[no-untyped-call]
+    "measure_together(Tensor(a!) maxima, Tensor(b!) dropped, Tensor[] activations, Tensor[] vectors, str layers, "
+    "float p) -> ()",
+    tags=(torch.Tag.flexible_layout,),
+)
+
+
+def _measure(
+    maxima: Tensor, dropped: Tensor, position: int, form: str, x: Tensor, z: Tensor | None, vector: Tensor | None,
+    variance: Tensor | None, eps: float, channel_dims: int, instance_dims: int, p: float,
+) -> None:  # fmt: skip
+    measure(maxima, dropped, position, Part(form, x, z, vector, variance, eps, channel_dims), instance_dims, p)
 
 
 def _simulated(*arguments: Any) -> None:
@@ -39,9 +53,11 @@ def _simulated(*arguments: Any) -> None:
 
 for _backend in ("CPU", "CUDA", "MPS", "XPU"):
     _library.impl("record", record, _backend)  # type: ignore[no-untyped-call]
-    _library.impl("measure", measure_together, _backend)  # type: ignore[no-untyped-call]
+    _library.impl("measure", _measure, _backend)  # type: ignore[no-untyped-call]
+    _library.impl("measure_together", measure_together, _backend)  # type: ignore[no-untyped-call]
 _library.impl("record", lambda *arguments: None, "Meta")  # type: ignore[no-untyped-call]
 _library.impl("measure", _simulated, "Meta")  # type: ignore[no-untyped-call]
+_library.impl("measure_together", lambda *arguments: None, "Meta")  # type: ignore[no-untyped-call]
 
 
 def measure_compiled(maxima: Tensor, dropped: Tensor, index: int, part: Part, instance_dims: int, p: float) -> None:
@@ -51,9 +67,8 @@ def measure_compiled(maxima: Tensor, dropped: Tensor, index: int, part: Part, in
         x = x.to(z.dtype)  # as autocast gave it to the layer, so that x itself need not be written to memory
     z, vector, variance = (None if given is None else given.detach() for given in (z, vector, variance))
     torch.ops.maxgain.measure(
-        maxima, dropped, [index], [form], [x.detach()], [z], [vector], [variance], [eps], [channel_dims],
-        [instance_dims], p,
-    )  # fmt: skip
+        maxima, dropped, index, form, x.detach(), z, vector, variance, eps, channel_dims, instance_dims, p
+    )
 
 
 def merge(graph: Graph) -> None:
@@ -72,8 +87,7 @@ def _leave_out_bias(graph: Graph, node: Node, kept: set[Memory]) -> None:
 
     With the bias its output would be written to memory for us alone; without, it has to be.
     """
-    outputs: Any = node.kwargs["z"]
-    z = outputs[0]
+    z: Any = node.kwargs["z"]
     if z is None or z.target is not torch.ops.aten.convolution.default or memory_of(z) in kept:
         return
     x, weight, bias, *rest = z.args
@@ -88,7 +102,7 @@ def _leave_out_bias(graph: Graph, node: Node, kept: set[Memory]) -> None:
     plain.meta["val"], along.meta["val"], added.meta["val"] = value.clone(), bias.meta["val"].view(shape), value
     z.replace_all_uses_with(added)
     graph.erase_node(z)
-    node.kwargs = {**node.kwargs, "z": [plain], "vector": [None]}
+    node.kwargs = {**node.kwargs, "z": plain, "vector": None}
 
 
 def _kept(graph: Graph) -> set[Memory]:
@@ -121,6 +135,7 @@ def _groups(graph: Graph) -> Iterator[list[Node]]:
 
 
 def _measures(node: Node) -> bool:
+    """Whether a layer is measured here."""
     return bool(
         node.op == "call_function"
         and getattr(node.target, "__name__", None) == "auto_functionalized_v2"
@@ -131,7 +146,7 @@ def _measures(node: Node) -> bool:
 
 def _follows(node: Node, other: Node) -> bool:
     """Whether a measurement raises the maxima that another one has raised, and nobody else looks at these between."""
-    own = {name: value for name, value in node.kwargs.items() if name not in (*Layers._fields, "_all_bases")}
+    own = {name: value for name, value in node.kwargs.items() if name not in (*Layer._fields, "_all_bases")}
     changed: Any = node.kwargs["_all_bases"]
     return (
         own == {name: other.kwargs[name] for name in own}
@@ -142,11 +157,22 @@ def _follows(node: Node, other: Node) -> bool:
 
 def _merge(graph: Graph, group: list[Node]) -> None:
     first, last = group[0], group[-1]
-    kwargs = dict(first.kwargs)
-    for name in Layers._fields:
-        kwargs[name] = [one for node in group for one in node.kwargs[name]]  # type: ignore[union-attr]
+    activations: dict[Any, int] = {}
+    vectors: dict[Any, int] = {}
+    layers = []
+    for node in group:
+        fixed: dict[str, Any] = {name: node.kwargs[name] for name in Layer._fields}
+        for name, places in zip(TENSORS, (activations, activations, vectors, vectors), strict=True):
+            if fixed[name] is not None:
+                fixed[name] = places.setdefault(fixed[name], len(places))
+        layers.append(Layer(**fixed))
+    kwargs = {name: value for name, value in first.kwargs.items() if name not in Layer._fields}
     with graph.inserting_before(last):
-        merged = graph.call_function(last.target, first.args, kwargs)  # type: ignore[arg-type]
+        merged = graph.call_function(
+            last.target,  # type: ignore[arg-type]
+            (torch.ops.maxgain.measure_together.default,),
+            {**kwargs, "activations": [*activations], "vectors": [*vectors], "layers": described(layers)},
+        )
     merged.meta["val"] = last.meta["val"]
     last.replace_all_uses_with(merged)
     for node in reversed(group):
@@ -157,6 +183,6 @@ def _merge(graph: Graph, group: list[Node]) -> None:
 
 def _waiting(groups: list[list[Node]], lasting: set[Memory]) -> int:
     """How many bytes are in memory only because measurements wait for each other."""
-    lists: Any = [node.kwargs[name] for group in groups for node in group for name in ("x", "z")]
-    read = {memory_of(one) for some in lists for one in some if one is not None}
+    given: list[Any] = [node.kwargs[name] for group in groups for node in group for name in ("x", "z")]
+    read = {memory_of(one) for one in given if one is not None}
     return sum(memory.bytes for memory in read - lasting)

@@ -6,8 +6,11 @@ shapes is worked out once, as such code is run by the host too if it is not capt
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from functools import reduce
 from itertools import accumulate
+from operator import itemgetter, or_
 from typing import Any, NamedTuple
 
 import torch
@@ -27,56 +30,89 @@ ALIGNED = 16
 """Sizes are multiples of this, as the compiled kernel takes them to be."""
 
 
-class Layers(NamedTuple):
-    """What is to be measured, an entry per layer: see ``Part``."""
+class Tensors(NamedTuple):
+    """Those of all layers, each once."""
 
-    indices: Sequence[int]
-    form: Sequence[str]
-    x: Sequence[Tensor]
-    z: Sequence[Tensor | None]
-    vector: Sequence[Tensor | None]
-    variance: Sequence[Tensor | None]
-    eps: Sequence[float]
-    channel_dims: Sequence[int]
-    instance_dims: Sequence[int]
-
-    def parts(self) -> list[Part]:
-        """The layers one by one."""
-        return [Part(*part) for part in zip(*self[1:-1], strict=True)]
+    activations: Sequence[Tensor]
+    """Inputs and outputs."""
+    vectors: Sequence[Tensor]
+    """An entry for each channel."""
 
 
-def measure_together(maxima: Tensor, dropped: Tensor, *columns: Any) -> None:
+class Layer(NamedTuple):
+    """What is fixed of a layer that is measured: see ``Part``. Of its tensors, where they are among ``Tensors``."""
+
+    position: int
+    """Among all layers of the constraint."""
+    form: str
+    x: int
+    z: int | None
+    vector: int | None
+    variance: int | None
+    eps: float
+    channel_dims: int
+    instance_dims: int
+
+    def part(self, tensors: Tensors) -> Part:
+        """The layer with its tensors."""
+        activations, vectors = tensors
+        return Part(
+            self.form,
+            activations[self.x],
+            None if self.z is None else activations[self.z],
+            None if self.vector is None else vectors[self.vector],
+            None if self.variance is None else vectors[self.variance],
+            self.eps,
+            self.channel_dims,
+        )
+
+
+def described(layers: Sequence[Layer]) -> str:
+    """As one text, which an operator is given in less time than lists, and which plans are found by."""
+    return json.dumps(layers)
+
+
+def measure_together(
+    maxima: Tensor, dropped: Tensor, activations: Sequence[Tensor], vectors: Sequence[Tensor], layers: str, p: float
+) -> None:
     """As ``measure`` for each of the layers, in as few launches as there can be."""
-    layers, p = Layers(*columns[:-1]), columns[-1]
+    tensors = Tensors(activations, vectors)
     key = (
+        layers,
         p,
-        *layers.indices,
-        *layers.eps,
-        *layers.instance_dims,
-        *[(x.shape, x.stride(), x.dtype) for x in layers.x],
-        *[None if z is None else (z.shape, z.stride(), z.dtype) for z in layers.z],
-        *[None if vector is None else vector.dtype for vector in layers.vector],
-        *[None if variance is None else variance.dtype for variance in layers.variance],
-        *layers.channel_dims,
         maxima.device,
         maxima.dtype,
+        *[(one.shape, one.stride(), one.dtype) for one in activations],
+        *[one.dtype for one in vectors],
     )
     plan = _plans.get(key)
     if plan is None:
         if len(_plans) >= measuring.MOST_PLANS:
             _plans.pop(next(iter(_plans)), None)  # another thread may have done so
-        plan = _plans[key] = _plan(layers, p, maxima)
+        plan = _plans[key] = _plan([Layer(*layer) for layer in json.loads(layers)], tensors, p, maxima)
     launches, alone = plan
+    if launches and not _launch(launches, maxima, dropped, tensors):
+        alone = [*alone, *[layer for launch in launches for layer in launch.layers]]
+    for layer in alone:
+        measure(maxima, dropped, layer.position, layer.part(tensors), layer.instance_dims, p)
+
+
+_plans: dict[Any, tuple[list[_Launch], Sequence[Layer]]] = {}
+
+
+def _launch(launches: Sequence[_Launch], maxima: Tensor, dropped: Tensor, tensors: Tensors) -> bool:
+    """Whether the tensors fit the kernels, which were launched then."""
+    device = maxima.get_device()
+    if device != torch._C._cuda_getDevice():
+        with torch.cuda.device(device):
+            return _launch(launches, maxima, dropped, tensors)
+    given = [*tensors.activations, *tensors.vectors, maxima]  # the last one stands for what is not there
+    pointers = [one.data_ptr() for one in given]
+    if reduce(or_, pointers) & 15:
+        return False
     for launch in launches:
-        if not launch(layers, maxima, dropped):
-            alone = [*alone, *launch.members]
-    if alone:
-        parts = layers.parts()
-        for member in alone:
-            measure(maxima, dropped, layers.indices[member], parts[member], layers.instance_dims[member], p)
-
-
-_plans: dict[Any, tuple[list[_Launch], Sequence[int]]] = {}
+        launch(device, maxima, dropped, given, pointers)
+    return True
 
 
 class _Kind(NamedTuple):
@@ -87,27 +123,29 @@ class _Kind(NamedTuple):
     dtypes: tuple[torch.dtype, ...]
 
 
-def _plan(layers: Layers, p: float, maxima: Tensor) -> tuple[list[_Launch], Sequence[int]]:
+def _plan(layers: Sequence[Layer], tensors: Tensors, p: float, maxima: Tensor) -> tuple[list[_Launch], Sequence[Layer]]:
     """The launches, and the layers that are in none of them and measured by themselves."""
-    alike: dict[_Kind, list[tuple[int, Plan]]] = {}
-    for member, (part, dims) in enumerate(zip(layers.parts(), layers.instance_dims, strict=True)):
+    alike: dict[_Kind, list[tuple[Layer, Plan]]] = {}
+    alone = []
+    for layer in layers:
+        part, is_row = layer.part(tensors), layer.instance_dims == 1
         z = part.x if part.z is None else part.z
-        plan, is_row = plan_for(key_of(part.x, z, part, dims, p, maxima)), dims == 1
+        plan = plan_for(key_of(part.x, z, part, layer.instance_dims, p, maxima))
         if plan is None or not _fits(plan, is_row) or (is_row and part.x.nbytes + z.nbytes >= LARGE):
+            alone.append(layer)
             continue
-        longest = max(plan.x_size, plan.z_size)
-        tile = measuring.ROWS if is_row and longest <= measuring.LONGEST_ROW else LONG
+        tile = measuring.ROWS if is_row and max(plan.x_size, plan.z_size) <= measuring.LONGEST_ROW else LONG
         dtypes = part.x.dtype, z.dtype, _dtype(part.vector), _dtype(part.variance)
-        kind = _Kind(is_row, tile, dtypes)
-        alike.setdefault(kind, []).append((member, plan))
-    launches = [
-        _Launch(layers, dict(members[start : start + LAYERS]), kind)
-        for kind, members in alike.items()
-        for start in range(0, len(members), LAYERS)
-        if len(members[start : start + LAYERS]) > 1 and measuring.compiles(maxima.device)
-    ]
-    launched = {member for launch in launches for member in launch.members}
-    return launches, [member for member in range(len(layers.x)) if member not in launched]
+        alike.setdefault(_Kind(is_row, tile, dtypes), []).append((layer, plan))
+    launches = []
+    for kind, members in alike.items():
+        for start in range(0, len(members), LAYERS):
+            some = members[start : start + LAYERS]
+            if len(some) > 1 and measuring.compiles(maxima.device):
+                launches.append(_Launch(some, kind, len(tensors.activations)))
+            else:
+                alone += [layer for layer, _ in some]
+    return launches, alone
 
 
 def _fits(plan: Plan, is_row: bool) -> bool:
@@ -135,41 +173,43 @@ def _not_told_apart(numbers: Sequence[int], last: int | None = None) -> tuple[in
     return tuple([2 * number + 3 for number in _filled(numbers, last)])
 
 
-def _begins(programs: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    """The first program of every layer, and how many there are in all."""
-    *begins, total = accumulate(programs, initial=0)
-    return _not_told_apart(begins, total), total
-
-
 class _Launch:
-    """Measures some of the layers; it says no to tensors that the kernels do not fit."""
+    """Measures some of the layers."""
 
-    def __init__(self, layers: Layers, plans: dict[int, Plan], kind: _Kind) -> None:
+    def __init__(self, members: Sequence[tuple[Layer, Plan]], kind: _Kind, activations: int) -> None:
         from .triton_gains import gains_of_layers_kernel
 
-        self.members = [*plans]
-        rows = [plan.rows for plan in plans.values()]
-        parts = [1 if kind.is_row else -(-max(plan.x_size, plan.z_size) // PART) for plan in plans.values()]
+        self.layers = [layer for layer, _ in members]
+        plans = [plan for _, plan in members]
+        places = (
+            [layer.x for layer in self.layers],
+            [layer.x if layer.z is None else layer.z for layer in self.layers],
+            [-1 if layer.vector is None else activations + layer.vector for layer in self.layers],
+            [-1 if layer.variance is None else activations + layer.variance for layer in self.layers],
+        )
+        self.columns = [itemgetter(*_filled(column)) for column in places]
+        rows = [plan.rows for plan in plans]
+        parts = [1 if kind.is_row else -(-max(plan.x_size, plan.z_size) // PART) for plan in plans]
         *firsts, self.sums = accumulate(
             (2 * count * of_each if of_each > 1 else 0 for count, of_each in zip(rows, parts, strict=True)), initial=0
         )
         instances, block, _ = kind.tile
-        begins, programs = _begins(
-            [-(-count // instances) * of_each for count, of_each in zip(rows, parts, strict=True)]
+        *begins, programs = accumulate(
+            (-(-count // instances) * of_each for count, of_each in zip(rows, parts, strict=True)), initial=0
         )
         constants = (
-            _filled([float(layers.eps[member]) for member in plans]),
-            _not_told_apart([layers.indices[member] for member in plans]),
-            begins,
+            _filled([float(layer.eps) for layer in self.layers]),
+            _not_told_apart([layer.position for layer in self.layers]),
+            _not_told_apart(begins, programs),
             _not_told_apart(firsts),
             _not_told_apart(rows),
             _not_told_apart(parts),
-            _filled([plan.x_size for plan in plans.values()]),
-            _filled([plan.z_size for plan in plans.values()]),
-            _filled([0 if plan.form == PLAIN else plan.z_size for plan in plans.values()]),
-            _filled([plan.channels or plan.z_size for plan in plans.values()]),
-            _not_told_apart([int(plan.form == measuring.FORMS["batch_norm"]) for plan in plans.values()]),
-            next(iter(plans.values())).power,
+            _filled([plan.x_size for plan in plans]),
+            _filled([plan.z_size for plan in plans]),
+            _filled([0 if plan.form == PLAIN else plan.z_size for plan in plans]),
+            _filled([plan.channels or plan.z_size for plan in plans]),
+            _not_told_apart([int(plan.form == measuring.FORMS["batch_norm"]) for plan in plans]),
+            plans[0].power,
             measuring.DIRECT if kind.is_row else measuring.REPEATED,
             *kind.tile,
             measuring.LARGEST_INSTANCE if kind.is_row else PART,
@@ -178,28 +218,16 @@ class _Launch:
         warps = instances * block // ENTRIES_PER_WARP
         self.measuring = Kernel(gains_of_layers_kernel, (programs, 1, 1), constants, warps)
 
-    def __call__(self, layers: Layers, maxima: Tensor, dropped: Tensor) -> bool:
-        device = maxima.get_device()
-        if device != torch._C._cuda_getDevice():
-            with torch.cuda.device(device):
-                return self(layers, maxima, dropped)
-        x, z, vector, variance = ([column[member] for member in self.members] for column in layers[2:6])
-        # What is not read needs a pointer all the same.
-        tensors = (
-            _filled(x),
-            _filled([other if one is None else one for one, other in zip(z, x, strict=True)]),
-            _filled([maxima if one is None else one for one in vector]),
-            _filled([maxima if one is None else one for one in variance]),
-        )
-        pointers = tuple([tuple([tensor.data_ptr() for tensor in column]) for column in tensors])
-        if any(pointer & 15 for column in pointers for pointer in column):
-            return False
+    def __call__(
+        self, device: int, maxima: Tensor, dropped: Tensor, tensors: Sequence[Tensor], pointers: Sequence[int]
+    ) -> None:
+        """With all tensors, at the end what stands for one that is not there, and where they lie."""
         sums = counts = maxima  # not used if every instance is whole
         if self.sums:
             sums, counts = maxima.new_empty(self.sums), maxima.new_zeros(self.sums, dtype=torch.int32)
+        others = sums, counts, maxima, dropped
         self.measuring(
             device,
-            (*tensors, sums, counts, maxima, dropped),
-            (*pointers, sums.data_ptr(), counts.data_ptr(), maxima.data_ptr(), dropped.data_ptr()),
+            (*[column(tensors) for column in self.columns], *others),
+            (*[column(pointers) for column in self.columns], *[other.data_ptr() for other in others]),
         )
-        return True
