@@ -192,20 +192,30 @@ def test_a_convolution_is_measured_before_its_bias_is_added_if_nobody_else_wants
         for index, x in enumerate(images):
             z = layer(x)
             part = Part("affine", x.detach(), z.detach(), layer.bias.detach(), None, 0.0, 3)
-            measure(maxima, dropped, index, part, 3, 2.0)
+            for position in (2 * index, 2 * index + 1):  # as two constraints would
+                measure(maxima, dropped, position, part, 3, 2.0)
         return [z if is_returned else z.relu()]
 
     def noted(graph: torch.fx.Graph) -> None:
         merge(graph)
+        read.extend(
+            graph_input.target is torch.ops.aten.convolution.default
+            for node in graph.nodes
+            if "activations" in node.kwargs
+            for graph_input in node.kwargs["activations"]
+            if graph_input.op != "placeholder"
+        )
         biases.extend(
             node.args[2] is not None for node in graph.nodes if node.target is torch.ops.aten.convolution.default
         )
 
     biases: list[bool] = []
+    read: list[bool] = []
     merge = merging.merge
     monkeypatch.setattr(merging, "merge", noted)
     with fresh_inductor_cache():
-        assert [index for some in operators(step, some_images(3)) for index in some] == [0, 1, 2]
+        assert [index for some in operators(step, some_images(3)) for index in some] == [*range(6)]
+    assert all(read)
     assert biases == [False, False, is_returned]
 
 

@@ -170,6 +170,18 @@ def test_tensors_that_begin_at_an_odd_address_are_measured_all_the_same(device, 
 
 
 @each_device
+@pytest.mark.parametrize("is_expanded", [False, True])
+def test_a_bias_that_does_not_lie_in_one_piece_is_subtracted_all_the_same(device, is_expanded, launched):
+    chosen = layers(device, torch.channels_last)[5:8]
+    part, dims = chosen[0]
+    bias = torch.rand(32, 2, device=part.x.device)[:, 0]
+    chosen[0] = part._replace(vector=bias[:1].expand(32) if is_expanded else bias), dims
+    dense = part._replace(vector=chosen[0][0].vector.contiguous()), dims
+    assert at_once(chosen, 2.0)[0] == pytest.approx(at_once([dense, *chosen[1:]], 2.0)[0], rel=1e-5)
+    assert one_by_one(chosen, 2.0)[0] == pytest.approx(one_by_one([dense, *chosen[1:]], 2.0)[0], rel=1e-5)
+
+
+@each_device
 def test_where_shapes_never_repeat_old_plans_make_room(device, launched, monkeypatch):
     monkeypatch.setattr(measuring, "MOST_PLANS", 2)
     for rows in (5, 4, 3, 5, 2):

@@ -93,7 +93,8 @@ def key_of(x: Tensor, z: Tensor, part: Part, instance_dims: int, p: float, to: T
     form, _, _, vector, variance, _, channel_dims = part
     return (
         x.shape, x.stride(), x.dtype, z.shape, z.stride(), z.dtype, None if vector is None else vector.dtype,
-        None if variance is None else variance.dtype, form, channel_dims, instance_dims, p, to.dtype, x.device,
+        None if variance is None else variance.dtype, form, channel_dims, instance_dims, p, to.dtype,
+        (vector is None or vector.is_contiguous()) and (variance is None or variance.is_contiguous()), x.device,
     )  # fmt: skip
 
 
@@ -140,7 +141,7 @@ def plan_for(key: tuple[Any, ...]) -> Plan | None:
     """How to launch the kernels for tensors like these; None if they do not know them or their layout."""
     (
         x_shape, x_stride, x_dtype, z_shape, z_stride, z_dtype, vector_dtype, variance_dtype, form, channel_dims,
-        instance_dims, p, maxima_dtype, device,
+        instance_dims, p, maxima_dtype, are_vectors_dense, device,
     ) = key  # fmt: skip
     x_layout, z_layout = _layout(x_shape, x_stride), _layout(z_shape, z_stride)
     x_rows, z_rows = (math.prod(shape[: len(shape) - instance_dims]) for shape in (x_shape, z_shape))
@@ -151,6 +152,7 @@ def plan_for(key: tuple[Any, ...]) -> Plan | None:
         and device.type == "cuda"
         and p in POWERS
         and maxima_dtype == torch.float32
+        and are_vectors_dense
         and {x_dtype, z_dtype, vector_dtype or torch.float32, variance_dtype or torch.float32} <= DTYPES
         and x_layout is not None
         and z_layout is not None

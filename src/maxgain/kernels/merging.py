@@ -16,6 +16,7 @@ from torch.fx import Graph, Node
 
 from ..functional import record
 from ..torch_quirks import Memory, memory_of, merge_before_code_is_made
+from . import together
 from .measuring import DTYPES, Part, measure
 from .together import Layer, described, measure_together
 
@@ -48,7 +49,7 @@ def _measure(
 
 def _simulated(*arguments: Any) -> None:
     """What torch.compile calls to learn of the result, of which there is none."""
-    merge_before_code_is_made(merge, __file__)
+    merge_before_code_is_made(merge, __file__, together.__file__)
 
 
 for _backend in ("CPU", "CUDA", "MPS", "XPU"):
@@ -100,9 +101,11 @@ def _leave_out_bias(graph: Graph, node: Node, kept: set[Memory]) -> None:
         along = graph.call_function(torch.ops.aten.view.default, (bias, shape))
         added = graph.call_function(torch.ops.aten.add.Tensor, (plain, along))
     plain.meta["val"], along.meta["val"], added.meta["val"] = value.clone(), bias.meta["val"].view(shape), value
+    readers = [user for user in z.users if _measures(user) and user.kwargs["z"] is z]  # one for each constraint
     z.replace_all_uses_with(added)
     graph.erase_node(z)
-    node.kwargs = {**node.kwargs, "z": plain, "vector": None}
+    for reader in readers:
+        reader.kwargs = {**reader.kwargs, "z": plain, "vector": None}
 
 
 def _kept(graph: Graph) -> set[Memory]:

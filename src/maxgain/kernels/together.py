@@ -83,7 +83,7 @@ def measure_together(
         maxima.device,
         maxima.dtype,
         *[(one.shape, one.stride(), one.dtype) for one in activations],
-        *[one.dtype for one in vectors],
+        *[(one.dtype, one.is_contiguous()) for one in vectors],
     )
     plan = _plans.get(key)
     if plan is None:
