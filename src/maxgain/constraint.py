@@ -121,8 +121,8 @@ class Constraint(ABC):
         """The bounds that this step brings layers of these sizes down to, if they are not the user's."""
         raise NotImplementedError
 
-    def _forget(self, share: Share | None) -> None:
-        """Throw away what was seen of these layers' forwards since the last step; of all layers without a share."""
+    def _forget(self, share: Share | None, used_up: Tensor | None = None) -> None:
+        """Throw away what was seen of the share's layers since the last step, or of all; but for sizes used up."""
 
     # What users call.
 
@@ -298,7 +298,7 @@ class Constraint(ABC):
             at = slice(None) if share.index is None else share.index
             self._sizes[at] = torch.where(known, sizes, self._sizes[at])
             self._scales[at] = factors.reciprocal()
-        self._forget(share)
+        self._forget(share, used_up=sizes if factors is None else None)
         if self._until_look == 0:  # never where sizes are of entries, which come down with them
             self._until_look = self._wait = min(2 * self._wait, MOST_STEPS_BETWEEN_LOOKS)
             self._look(share)

@@ -162,8 +162,8 @@ class MaxGain(Constraint):
         maxima = self._sharing.largest(maxima, self.process_group, self._names)
         return maxima if share.index is None else maxima[share.index]
 
-    def _forget(self, share: Share | None) -> None:
-        self._tally.forget(share.index if share else None)
+    def _forget(self, share: Share | None, used_up: Tensor | None = None) -> None:
+        self._tally.forget(share.index if share else None, used_up)
         if self._fresh:
             for position in share.positions if share else range(len(self._fresh)):
                 self._fresh[position].let_go()

@@ -277,9 +277,11 @@ class Tally:
             own.maxima.copy_(torch.maximum(own.maxima, more.maxima.to(device)))
             own.dropped.add_(more.dropped.to(device))
 
-    def forget(self, layers: Tensor | None) -> None:
-        """Start again after a step: all layers, or those that an index names."""
+    def forget(self, layers: Tensor | None, used_up: Tensor | None = None) -> None:
+        """Start again after a step: all layers, or those that an index names; but for maxima that are used up."""
         for entries in self.by_device.values():
+            if entries.maxima is used_up:
+                continue
             if layers is None:
                 entries.maxima.fill_(UNMEASURED)
             else:

@@ -131,6 +131,22 @@ def test_batches_of_other_sizes_need_no_compilation():
     assert operators(one_after_another, some_images(), dynamic=True) == [[0, 1, 2, 3, 4]]
 
 
+def test_only_what_has_the_same_sizes_in_every_call_is_not_looked_at_again():
+    def places(**options: Any) -> list[str]:
+        maxima, dropped = torch.full((50,), -1.0), torch.zeros(50, dtype=torch.int64)
+        step = torch.compile(one_after_another, fullgraph=True, **options)
+        _, code = run_and_get_code(lambda: step(measure_compiled, maxima, dropped, some_images()))
+        return re.findall(r"measure_together\.default\(.*'\[\[.*\]\]', '(\w*)'", "\n".join(code))
+
+    (fixed,) = places(dynamic=False)
+    torch.compiler.reset()
+    with fresh_inductor_cache():
+        (again,) = places(dynamic=False)
+    torch.compiler.reset()
+    assert len({fixed, again, ""}) == 3, "made another time, memory may be laid out otherwise"
+    assert places(dynamic=True) == [""]
+
+
 def test_a_batch_norm_whose_epsilon_was_changed_is_measured_with_the_new_one():
 
     def step(measure: Callable[..., None], maxima: Tensor, dropped: Tensor, images: list[Tensor], eps: float) -> None:

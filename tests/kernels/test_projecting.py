@@ -39,12 +39,17 @@ def test_where_triton_cannot_compile_that_is_said_once_and_the_plain_path_is_tak
     assert measuring._launcher(key) is None
 
 
+@pytest.fixture
+def on_the_host(monkeypatch) -> None:
+    """What is launched is run by the interpreter."""
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
+    monkeypatch.setattr(measuring, "direct_launch", lambda compiled, grid: None)
+
+
 @needs_interpreter
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_weights_are_divided_by_the_excess_over_their_bounds(dtype, monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device", nullcontext)
-    monkeypatch.setattr(projecting, "direct_launch", lambda compiled, grid: None)
+def test_weights_are_divided_by_the_excess_over_their_bounds(dtype, on_the_host) -> None:
     memory = torch.randn(3 * projecting.CHUNK).to(dtype)
     odd = memory[1 : 2 * projecting.CHUNK + 8].view(-1, 5)  # over several chunks, and at no round address
     kernels = torch.randn(8, 3, 3, 3).to(dtype).contiguous(memory_format=torch.channels_last)
@@ -54,7 +59,8 @@ def test_weights_are_divided_by_the_excess_over_their_bounds(dtype, monkeypatch)
     # The second of five layers is not divided: it is frozen, perhaps.
     sizes, bounds = torch.tensor([3.0, 9.0, 5.0, 0.5, -1.0]), torch.tensor([2.0, 1.0, 1.0, 1.0, 1.0])
     kept, scales = torch.full((5,), 7.0), torch.zeros(5)
-    FusedProjection(weights, [0, 2, 3, 4], 5)(sizes, bounds, kept, scales, None)
+    project = FusedProjection(weights, [0, 2, 3, 4], 5)
+    project(sizes, bounds, kept, scales, None)
 
     factors = [1.5, 5.0, 1.0, 1.0]
     for weight, old, factor in zip(weights, before, factors, strict=True):
@@ -63,3 +69,22 @@ def test_weights_are_divided_by_the_excess_over_their_bounds(dtype, monkeypatch)
     assert torch.equal(memory[1 + odd.numel() :], around[1 + odd.numel() :])
     assert kept.tolist() == [3.0, 9.0, 5.0, 0.5, 7.0], "what was not measured keeps the size that it had"
     assert scales.tolist() == pytest.approx([2 / 3, 1.0, 0.2, 1.0, 1.0])
+    assert sizes.tolist() == [-1.0] * 5, "what was measured is used up"
+    project(sizes, bounds, kept, scales, None)
+    assert kept.tolist() == [3.0, 9.0, 5.0, 0.5, 7.0]
+    assert scales.tolist() == [1.0] * 5, "the second step finds nothing to divide by"
+
+
+@needs_interpreter
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_step_that_was_skipped_divides_nothing_and_uses_up_what_was_measured(on_the_host) -> None:
+    weight, sizes = torch.ones(48), torch.tensor([3.0])
+    kept, scales = torch.tensor([0.5]), torch.zeros(1)
+    project = FusedProjection([weight], [0], 1)
+    project(sizes, torch.ones(1), kept, scales, torch.ones(1))
+    assert weight.tolist() == [1.0] * 48
+    assert (sizes.item(), kept.item(), scales.item()) == (-1.0, 0.5, 1.0)
+    sizes.fill_(2.0)
+    project(sizes, torch.ones(1), kept, scales, torch.zeros(1))
+    assert weight.tolist() == [0.5] * 48
+    assert (sizes.item(), kept.item(), scales.item()) == (-1.0, 2.0, 0.5)

@@ -89,9 +89,9 @@ def one_by_one(chosen: list[Layer], p: float) -> tuple[list[float], list[int]]:
     return maxima.tolist(), dropped.tolist()
 
 
-def at_once(chosen: list[Layer], p: float) -> tuple[list[float], list[int]]:
+def at_once(chosen: list[Layer], p: float, place: str = "") -> tuple[list[float], list[int]]:
     maxima, dropped = tally(chosen)
-    torch.ops.maxgain.measure_together(maxima, dropped, *as_given(chosen), p)
+    torch.ops.maxgain.measure_together(maxima, dropped, *as_given(chosen), place, p)
     return maxima.tolist(), dropped.tolist()
 
 
@@ -129,7 +129,7 @@ def test_layers_are_measured_together_as_they_are_one_by_one(p, device, memory_f
     assert min(together_maxima) > 0
     assert together_dropped == dropped
     if device != "cpu":
-        small, large = 5 + 5 + 5 + 5, 2 * 5 + 2 * 5  # which are in two parts
+        small, large = 5 + 5 + 5 + 5, 2 * 5  # which is in two parts; that with another ε is measured by itself
         rows = [6 + 6 + 1]  # of 21 rows, and of 3, in tiles of four
         assert launched == ([small + large, *rows] if memory_format == torch.channels_last else rows)
 
@@ -148,6 +148,47 @@ def test_what_overflows_in_one_layer_is_read_again_there_and_what_is_not_finite_
     assert together_maxima == pytest.approx(maxima, rel=1e-5)
     assert together_dropped == dropped
     assert sum(dropped) == 2
+
+
+@each_device
+@pytest.mark.parametrize("steps", [2, 4])
+def test_a_program_may_do_several_tiles_of_rows(device, steps, launched, monkeypatch):
+    monkeypatch.setattr(together, "ENOUGH_PROGRAMS", 13 // steps)
+    chosen = layers(device, torch.channels_last)[6:9]
+    assert at_once(chosen, 2.0)[0] == pytest.approx(one_by_one(chosen, 2.0)[0], rel=1e-5)
+    if device != "cpu":
+        assert launched == [2 * math.ceil(6 / steps) + 1]
+
+
+@each_device
+def test_norms_with_another_epsilon_share_another_launch(device, launched):
+    first, norm, second, *_ = layers(device, torch.channels_last)
+    other = norm[0]._replace(eps=0.5), norm[1]
+    chosen = [first, norm, other, second, other]
+    assert at_once(chosen, 2.0)[0] == pytest.approx(one_by_one(chosen, 2.0)[0], rel=1e-5)
+    if device != "cpu":
+        assert launched == [15, 10]
+
+
+@each_device
+def test_launches_that_sum_in_parts_do_not_disturb_each_other(device, launched):
+    part, dims = layers(device, torch.channels_last)[5]
+    chosen = [(part._replace(x=(1 + index) * part.x), dims) for index in range(together.LAYERS + 2)]
+    assert at_once(chosen, 2.0)[0] == pytest.approx(one_by_one(chosen, 2.0)[0], rel=1e-5)
+    if device != "cpu":
+        assert launched == [10 * together.LAYERS, 20]
+
+
+@each_device
+def test_a_place_in_compiled_code_has_a_plan_of_its_own(device, launched):
+    for name, chosen in {
+        "one": layers(device, torch.channels_last),
+        "two": layers(device, torch.channels_last)[::-1],
+    }.items():
+        for scale in (1.0, 2.0):
+            scaled = [(part._replace(x=scale * part.x), dims) for part, dims in chosen]
+            assert at_once(scaled, 2.0, name)[0] == pytest.approx(one_by_one(scaled, 2.0)[0], rel=1e-5)
+    assert [*together._plans] == ["one", "two"]
 
 
 @each_device
@@ -211,7 +252,7 @@ def test_other_layers_and_other_batch_sizes_take_no_other_kernel(device, launche
         told_apart.add((kernel.kernel.__name__, repr(kinds)))
 
     monkeypatch.setattr(together.Kernel, "__call__", note)
-    all_layers = layers(device, torch.channels_last)
+    all_layers = [(part._replace(eps=1e-5), dims) for part, dims in layers(device, torch.channels_last)]
     for chosen in (all_layers[:4], all_layers[:4][::-1]):
         for first, rows in ((0, 5), (1, 5), (16, 5), (0, 4), (0, 1)):
             maxima, dropped = torch.full((20,), -1.0), torch.zeros(20, dtype=torch.int64)
@@ -219,6 +260,6 @@ def test_other_layers_and_other_batch_sizes_take_no_other_kernel(device, launche
                 (part._replace(x=part.x[:rows], z=None if part.z is None else part.z[:rows]), dims)
                 for part, dims in chosen
             ]
-            torch.ops.maxgain.measure_together(maxima, dropped, *as_given(some, first), 2.0)
+            torch.ops.maxgain.measure_together(maxima, dropped, *as_given(some, first), "", 2.0)
     assert len(launched) == 2 * 5
     assert len(told_apart) == 1

@@ -211,11 +211,15 @@ class Kernel:
 def compiles(device: torch.device) -> bool:
     """Whether Triton can compile for this GPU here, which is tried once; if not, the plain path is taken."""
     try:
-        from .triton_project import settle_kernel
+        import triton.language as tl
+
+        from .triton_project import project_kernel
 
         with torch.cuda.device(device):
-            one, divided = torch.ones(1, device=device), torch.ones(1, dtype=torch.int8, device=device)
-            settle_kernel[1, 1, 1](one, one, divided, one, one, one, one, 1, False, 1, num_warps=4)
+            one, none = torch.ones(1, device=device), torch.zeros(3, dtype=torch.int64, device=device)
+            project_kernel[1, 1, 1](
+                none, one, one, none, one, one, one, none, 1, False, tl.float32, 1, 16, 16, 1, True, num_warps=4
+            )
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # there may be no compiler, or no header of Python's, or the GPU may be too old

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ _library.define(  # type: ignore[no-untyped-call]
 )
 _library.define(  # type: ignore[no-untyped-call]
     "measure_together(Tensor(a!) maxima, Tensor(b!) dropped, Tensor[] activations, Tensor[] vectors, str layers, "
-    "float p) -> ()",
+    "str place, float p) -> ()",
     tags=(torch.Tag.flexible_layout,),
 )
 
@@ -174,7 +175,14 @@ def _merge(graph: Graph, group: list[Node]) -> None:
         merged = graph.call_function(
             last.target,  # type: ignore[arg-type]
             (torch.ops.maxgain.measure_together.default,),
-            {**kwargs, "activations": [*activations], "vectors": [*vectors], "layers": described(layers)},
+            {
+                **kwargs,
+                "activations": [*activations],
+                "vectors": [*vectors],
+                "layers": described(layers),
+                # By a name that is never given again: equal code, made another time, may lay out memory otherwise.
+                "place": uuid4().hex if all(map(_is_fixed, (*activations, *vectors))) else "",
+            },
         )
     merged.meta["val"] = last.meta["val"]
     last.replace_all_uses_with(merged)
@@ -182,6 +190,12 @@ def _merge(graph: Graph, group: list[Node]) -> None:
         for changed in list(node.users):
             graph.erase_node(changed)
         graph.erase_node(node)
+
+
+def _is_fixed(node: Node) -> bool:
+    """Whether a tensor has the same shape and layout in every call."""
+    value = node.meta["val"]
+    return all(isinstance(number, int) for number in (*value.shape, *value.stride()))
 
 
 def _waiting(groups: list[list[Node]], lasting: set[Memory]) -> int:

@@ -1,15 +1,15 @@
-"""Projecting on a GPU in two launches, however many layers there are."""
+"""Projecting on a GPU in one launch, however many layers there are; one for each type that weights have."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..torch_quirks import direct_launch, is_capturing
-from .measuring import DTYPES, HAS_TRITON, compiles, power_of_two
+from ..torch_quirks import is_capturing
+from .measuring import DTYPES, HAS_TRITON, Kernel, compiles, power_of_two
 
 CHUNK = 16384
 """How many entries of a weight one program divides."""
@@ -17,7 +17,7 @@ BLOCK = 2048
 
 
 class FusedProjection:
-    """What the two launches of a step need to know of the weights; made once, and again if a weight moves."""
+    """What the launches of a step need to know of the weights; made once, and again if a weight moves."""
 
     def __init__(self, weights: Sequence[Tensor], layers: Sequence[int], count: int) -> None:
         """``weights[i]`` belongs to ``layers[i]``, one of ``count``; the other layers are not divided."""
@@ -26,12 +26,14 @@ class FusedProjection:
         divided = torch.zeros(count, dtype=torch.int8)
         divided[list(layers)] = 1
         self.divided = divided.to(device)
-        self.factors = torch.ones(count, device=device)
-        self._direct: dict[Any, Callable[..., None]] = {}
+        self.counter = torch.zeros(1, dtype=torch.int32, device=device)
+        self.count = count
+        self.aligned = 1 if any(weight.data_ptr() % 16 or weight.numel() % 16 for weight in weights) else 16
         self.chunks = {
             dtype: _chunks([(w, layer) for w, layer in zip(weights, layers, strict=True) if w.dtype == dtype], device)
-            for dtype in {weight.dtype for weight in weights}
+            for dtype in dict.fromkeys(weight.dtype for weight in weights)
         }
+        self._launches: dict[bool, list[tuple[Tensor, Kernel]]] = {}
 
     def fits(self, weights: Sequence[Tensor]) -> bool:
         """Whether the weights are still where they were."""
@@ -40,27 +42,35 @@ class FusedProjection:
     def __call__(
         self, sizes: Tensor, bounds: Tensor, kept_sizes: Tensor, scales: Tensor, found_inf: Tensor | None
     ) -> None:
-        """Divide every weight by ``max(1, size / bound)``, and keep sizes and scales for the user."""
-        with torch.cuda.device(sizes.device):
-            inf = sizes if found_inf is None else found_inf  # not read, but there must be a pointer
-            self._launch(
-                "settle", (1, 1, 1), sizes, bounds, self.divided, inf, kept_sizes, scales, self.factors, len(sizes),
-                found_inf is not None, power_of_two(len(sizes)),
-            )  # fmt: skip
-            for dtype, chunks in self.chunks.items():
-                self._launch("shrink", (len(chunks), 1, 1), chunks, self.factors, _entry(dtype), CHUNK, BLOCK)
+        """Divide every weight by ``max(1, size / bound)``, and keep sizes and scales for the user.
 
-    def _launch(self, name: str, grid: tuple[int, int, int], *arguments: Any) -> None:
-        """Launch a kernel: compiled by the first call with such arguments, and called directly from then on."""
-        from . import triton_project
+        The sizes are used up: -1 afterwards, which says that nothing was measured.
+        """
+        device = sizes.get_device()
+        if device != torch._C._cuda_getDevice():
+            with torch.cuda.device(device):
+                return self(sizes, bounds, kept_sizes, scales, found_inf)
+        inf = sizes if found_inf is None else found_inf  # not read, but there must be a pointer
+        tensors = sizes, bounds, self.divided, inf, kept_sizes, scales, self.counter
+        pointers = [one.data_ptr() for one in tensors]
+        for chunks, launch in self._launches_for(found_inf is not None):
+            launch(device, (chunks, *tensors), (chunks.data_ptr(), *pointers), self.count)
+        return None
 
-        key = (name, *(argument for argument in arguments if not isinstance(argument, Tensor)))
-        if key in self._direct:
-            pointers = [argument.data_ptr() if isinstance(argument, Tensor) else argument for argument in arguments]
-            self._direct[key](arguments[0].get_device(), *pointers)
-        else:
-            kernel = getattr(triton_project, f"{name}_kernel")
-            self._direct[key] = direct_launch(kernel[grid](*arguments, num_warps=4), grid)
+    def _launches_for(self, has_found_inf: bool) -> list[tuple[Tensor, Kernel]]:
+        """One for the weights of each type; the last of them keeps what users see."""
+        if has_found_inf not in self._launches:
+            from .triton_project import project_kernel
+
+            *_, last = self.chunks
+            self._launches[has_found_inf] = [
+                (chunks, Kernel(project_kernel, (len(chunks), 1, 1), constants, warps=4))
+                for dtype, chunks in self.chunks.items()
+                for constants in [
+                    (has_found_inf, _entry(dtype), self.aligned, CHUNK, BLOCK, power_of_two(self.count), dtype == last)
+                ]
+            ]
+        return self._launches[has_found_inf]
 
 
 def _entry(dtype: torch.dtype) -> Any:

@@ -24,8 +24,10 @@ LAYERS = 16
 MOST_PARTS = 64
 """Of one instance. One of more than one part is summed in parts, in the same launch, so that it pays sooner than for a
 layer by itself."""
-LARGE = 20 << 20
-"""Rows of so many bytes, input and output together, are read faster by a launch of their own."""
+STEPS = (4, 2)
+"""How many tiles a program may do if there are many, of rows: it looks for its layer once."""
+ENOUGH_PROGRAMS = 8192
+"""About twice what an H200 runs at a time: with fewer, many wait for the last ones."""
 ALIGNED = 16
 """Sizes are multiples of this, as the compiled kernel takes them to be."""
 
@@ -73,11 +75,16 @@ def described(layers: Sequence[Layer]) -> str:
 
 
 def measure_together(
-    maxima: Tensor, dropped: Tensor, activations: Sequence[Tensor], vectors: Sequence[Tensor], layers: str, p: float
-) -> None:
-    """As ``measure`` for each of the layers, in as few launches as there can be."""
+    maxima: Tensor, dropped: Tensor, activations: Sequence[Tensor], vectors: Sequence[Tensor], layers: str, place: str,
+    p: float,
+) -> None:  # fmt: skip
+    """As ``measure`` for each of the layers, in as few launches as there can be.
+
+    ``place`` is the name of a place in compiled code that is given tensors of the same shapes, layouts and types in
+    every call, with all else the same; or nothing, where they may differ, so that they have to be looked at.
+    """
     tensors = Tensors(activations, vectors)
-    key = (
+    key = place or (
         layers,
         p,
         maxima.device,
@@ -90,28 +97,30 @@ def measure_together(
         if len(_plans) >= measuring.MOST_PLANS:
             _plans.pop(next(iter(_plans)), None)  # another thread may have done so
         plan = _plans[key] = _plan([Layer(*layer) for layer in json.loads(layers)], tensors, p, maxima)
-    launches, alone = plan
-    if launches and not _launch(launches, maxima, dropped, tensors):
-        alone = [*alone, *[layer for launch in launches for layer in launch.layers]]
+    alone = plan.alone
+    if plan.launches and not _launch(plan, maxima, dropped, tensors):
+        alone = [*alone, *[layer for launch in plan.launches for layer in launch.layers]]
     for layer in alone:
         measure(maxima, dropped, layer.position, layer.part(tensors), layer.instance_dims, p)
 
 
-_plans: dict[Any, tuple[list[_Launch], Sequence[Layer]]] = {}
+_plans: dict[Any, _Plan] = {}
 
 
-def _launch(launches: Sequence[_Launch], maxima: Tensor, dropped: Tensor, tensors: Tensors) -> bool:
+def _launch(plan: _Plan, maxima: Tensor, dropped: Tensor, tensors: Tensors) -> bool:
     """Whether the tensors fit the kernels, which were launched then."""
     device = maxima.get_device()
     if device != torch._C._cuda_getDevice():
         with torch.cuda.device(device):
-            return _launch(launches, maxima, dropped, tensors)
+            return _launch(plan, maxima, dropped, tensors)
     given = [*tensors.activations, *tensors.vectors, maxima]  # the last one stands for what is not there
     pointers = [one.data_ptr() for one in given]
     if reduce(or_, pointers) & 15:
         return False
-    for launch in launches:
-        launch(device, maxima, dropped, given, pointers)
+    # Counters among them begin at zero; a launch that has no use for room is given something all the same.
+    room = maxima.new_zeros(plan.room) if plan.room else maxima
+    for launch in plan.launches:
+        launch(device, (room, maxima, dropped), given, pointers)
     return True
 
 
@@ -121,31 +130,45 @@ class _Kind(NamedTuple):
     is_row: bool
     tile: tuple[int, int, int]
     dtypes: tuple[torch.dtype, ...]
+    eps: float
 
 
-def _plan(layers: Sequence[Layer], tensors: Tensors, p: float, maxima: Tensor) -> tuple[list[_Launch], Sequence[Layer]]:
-    """The launches, and the layers that are in none of them and measured by themselves."""
+class _Plan(NamedTuple):
+    """How some layers are measured."""
+
+    launches: list[_Launch]
+    alone: list[Layer]
+    """Those that are in none of the launches, and measured by themselves."""
+    room: int
+    """How many numbers the launches write down meanwhile."""
+
+
+def _plan(layers: Sequence[Layer], tensors: Tensors, p: float, maxima: Tensor) -> _Plan:
     alike: dict[_Kind, list[tuple[Layer, Plan]]] = {}
     alone = []
+    usual_eps = next((layer.eps for layer in layers if layer.form == "batch_norm"), 0.0)
     for layer in layers:
         part, is_row = layer.part(tensors), layer.instance_dims == 1
         z = part.x if part.z is None else part.z
         plan = plan_for(key_of(part.x, z, part, layer.instance_dims, p, maxima))
-        if plan is None or not _fits(plan, is_row) or (is_row and part.x.nbytes + z.nbytes >= LARGE):
+        if plan is None or not _fits(plan, is_row):
             alone.append(layer)
             continue
         tile = measuring.ROWS if is_row and max(plan.x_size, plan.z_size) <= measuring.LONGEST_ROW else LONG
         dtypes = part.x.dtype, z.dtype, _dtype(part.vector), _dtype(part.variance)
-        alike.setdefault(_Kind(is_row, tile, dtypes), []).append((layer, plan))
-    launches = []
+        eps = float(part.eps if part.form == "batch_norm" else usual_eps)
+        alike.setdefault(_Kind(is_row, tile, dtypes, eps), []).append((layer, plan))
+    launches: list[_Launch] = []
+    room = 0
     for kind, members in alike.items():
         for start in range(0, len(members), LAYERS):
             some = members[start : start + LAYERS]
             if len(some) > 1 and measuring.compiles(maxima.device):
-                launches.append(_Launch(some, kind, len(tensors.activations)))
+                launches.append(_Launch(some, kind, len(tensors.activations), room))
+                room += launches[-1].room
             else:
                 alone += [layer for layer, _ in some]
-    return launches, alone
+    return _Plan(launches, alone, room)
 
 
 def _fits(plan: Plan, is_row: bool) -> bool:
@@ -176,7 +199,8 @@ def _not_told_apart(numbers: Sequence[int], last: int | None = None) -> tuple[in
 class _Launch:
     """Measures some of the layers."""
 
-    def __init__(self, members: Sequence[tuple[Layer, Plan]], kind: _Kind, activations: int) -> None:
+    def __init__(self, members: Sequence[tuple[Layer, Plan]], kind: _Kind, activations: int, first: int) -> None:
+        """``first`` is where its own part begins of the room for what is written down."""
         from .triton_gains import gains_of_layers_kernel
 
         self.layers = [layer for layer, _ in members]
@@ -188,46 +212,38 @@ class _Launch:
             [-1 if layer.variance is None else activations + layer.variance for layer in self.layers],
         )
         self.columns = [itemgetter(*_filled(column)) for column in places]
-        rows = [plan.rows for plan in plans]
-        parts = [1 if kind.is_row else -(-max(plan.x_size, plan.z_size) // PART) for plan in plans]
-        *firsts, self.sums = accumulate(
-            (2 * count * of_each if of_each > 1 else 0 for count, of_each in zip(rows, parts, strict=True)), initial=0
-        )
         instances, block, _ = kind.tile
-        *begins, programs = accumulate(
-            (-(-count // instances) * of_each for count, of_each in zip(rows, parts, strict=True)), initial=0
-        )
+        parts = [1 if kind.is_row else -(-max(plan.x_size, plan.z_size) // PART) for plan in plans]
+        tiles = [-(-plan.rows // instances) * of_each for plan, of_each in zip(plans, parts, strict=True)]
+        most_steps = sum(tiles) // ENOUGH_PROGRAMS if kind.is_row else 1
+        steps = next((steps for steps in STEPS if steps <= most_steps), 1)
+        *begins, programs = accumulate((-(-count // steps) for count in tiles), initial=0)
+        self.room = 3 * programs if max(parts) > 1 else 0  # a sum of x, one of Wx, and a counter for each
         constants = (
-            _filled([float(layer.eps) for layer in self.layers]),
-            _not_told_apart([layer.position for layer in self.layers]),
+            kind.eps,
+            first,
+            _not_told_apart([4 * layer.position + plan.form for layer, plan in members]),
             _not_told_apart(begins, programs),
-            _not_told_apart(firsts),
-            _not_told_apart(rows),
-            _not_told_apart(parts),
+            _not_told_apart([plan.rows for plan in plans]),
             _filled([plan.x_size for plan in plans]),
             _filled([plan.z_size for plan in plans]),
-            _filled([0 if plan.form == PLAIN else plan.z_size for plan in plans]),
             _filled([plan.channels or plan.z_size for plan in plans]),
-            _not_told_apart([int(plan.form == measuring.FORMS["batch_norm"]) for plan in plans]),
             plans[0].power,
             measuring.DIRECT if kind.is_row else measuring.REPEATED,
             *kind.tile,
-            measuring.LARGEST_INSTANCE if kind.is_row else PART,
-            MOST_PARTS if self.sums else 0,
+            PART,
+            MOST_PARTS if self.room else 0,
+            steps,
         )
         warps = instances * block // ENTRIES_PER_WARP
         self.measuring = Kernel(gains_of_layers_kernel, (programs, 1, 1), constants, warps)
 
     def __call__(
-        self, device: int, maxima: Tensor, dropped: Tensor, tensors: Sequence[Tensor], pointers: Sequence[int]
+        self, device: int, written: tuple[Tensor, ...], tensors: Sequence[Tensor], pointers: Sequence[int]
     ) -> None:
-        """With all tensors, at the end what stands for one that is not there, and where they lie."""
-        sums = counts = maxima  # not used if every instance is whole
-        if self.sums:
-            sums, counts = maxima.new_empty(self.sums), maxima.new_zeros(self.sums, dtype=torch.int32)
-        others = sums, counts, maxima, dropped
+        """With what is written to, and all tensors, at the end one for what is not there, and where they lie."""
         self.measuring(
             device,
-            (*[column(tensors) for column in self.columns], *others),
-            (*[column(pointers) for column in self.columns], *[other.data_ptr() for other in others]),
+            (*[column(tensors) for column in self.columns], *written),
+            (*[column(pointers) for column in self.columns], *[one.data_ptr() for one in written]),
         )

@@ -206,8 +206,8 @@ def gains_kernel(
 
 # --- Several layers in one launch -------------------------------------------------------------------------------------
 #
-# Each layer is one place in the tuples, and its programs follow those of the layer before, from ``begins`` on. A layer
-# without a bias has ``givens`` = 0: no position has one.
+# Each layer is one place in the tuples, and its programs follow those of the layer before, from ``begins`` on. Every
+# program looks for its layer first, which is why there are few tuples: ``forms`` has 4 index + form.
 #
 # Triton compiles a kernel of its own where a number is 1 or a multiple of 16, and in tuples ``do_not_specialize`` does
 # not keep it from that. So numbers that differ from launch to launch come as 2 n + 3, which is neither.
@@ -238,69 +238,64 @@ def _number_of(layer, values):
 
 
 @triton.jit
-def _norms_of(layer, row, begin, end, usable, xs, zs, vectors, variances, eps, x_sizes, z_sizes, givens, channels,
-              are_normalised, WHERE: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-              TOGETHER: tl.constexpr):  # fmt: skip
-    """As ``_norms``."""
-    one = tl.full([ROWS], 1.0, tl.float32)
-    x, x_size, z, z_size = _of(layer, xs), _of(layer, x_sizes), _of(layer, zs), _of(layer, z_sizes)
-    vector, given, repeat = _of(layer, vectors), _of(layer, givens), _of(layer, channels)
-    end = tl.minimum(end, tl.maximum(x_size, z_size))
-    if _number_of(layer, are_normalised) != 0:
-        x_norm, z_norm = _norms(x, z, row, begin, end, x_size, z_size, one, one, usable, given, vector,
-                                _of(layer, variances), _of(layer, eps), 1, repeat, NORMALISED, WHERE, P, False, ROWS,
-                                BLOCK, TOGETHER)  # fmt: skip
-    else:
-        x_norm, z_norm = _norms(x, z, row, begin, end, x_size, z_size, one, one, usable, given, vector, vector, 0.0, 1,
-                                repeat, BIASED, WHERE, P, False, ROWS, BLOCK, TOGETHER)  # fmt: skip
-    return x_norm, z_norm
-
-
-@triton.jit
-def _is_last(count, counts):
+def _is_last(count, counter):
     """Whether all others that count here have done so; what they wrote before can be read then."""
-    return tl.atomic_add(counts, 1, sem="acq_rel") == count - 1
+    return tl.atomic_add(counter, 1.0, sem="acq_rel") == count - 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def gains_of_layers_kernel(
-    xs, zs, vectors, variances, sums, counts, maxima, dropped, eps, indices, begins, firsts, rows, parts, x_sizes,
-    z_sizes, givens, channels, are_normalised, P: tl.constexpr, WHERE: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, TOGETHER: tl.constexpr, PART: tl.constexpr, WIDE: tl.constexpr,
+    xs, zs, vectors, variances, room, maxima, dropped, eps, first, forms, begins, rows, x_sizes, z_sizes, channels,
+    P: tl.constexpr, WHERE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
+    PART: tl.constexpr, WIDE: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """As ``sums_kernel`` and ``gains_kernel`` in one: of the programs that sum parts of an instance, the last goes on.
 
-    If ``WIDE`` is 0, every instance is whole. A layer's sums are from ``firsts`` on, those of Wx after those of x.
+    If ``WIDE`` is 0, every instance is whole. In the room are, from ``first`` on, the sums of x in the order of the
+    programs, those of Wx, and counters. A program does ``STEPS`` tiles.
     """
     program = tl.program_id(0)
     layer = _layer(program, begins)
-    program -= _number_of(layer, begins)
-    index = _number_of(layer, indices)
+    begin = _number_of(layer, begins)
+    program -= begin
+    form = _number_of(layer, forms)
+    index, form = form // 4, form % 4
     known = tl.load(maxima + index, cache_modifier=".cg")
-    all_rows, count = _number_of(layer, rows), _number_of(layer, parts)
-    part = program % count
-    row = (program // count).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    usable = row < all_rows
+    all_rows = _number_of(layer, rows)
     x, x_size, z, z_size = _of(layer, xs), _of(layer, x_sizes), _of(layer, zs), _of(layer, z_sizes)
-    vector, given, repeat = _of(layer, vectors), _of(layer, givens), _of(layer, channels)
-    x_norm, z_norm = _norms_of(layer, row, part * PART, part * PART + PART, usable, xs, zs, vectors, variances, eps,
-                               x_sizes, z_sizes, givens, channels, are_normalised, WHERE, P, ROWS, BLOCK,
-                               TOGETHER)  # fmt: skip
-    goes_on = True
-    if WIDE > 0 and count > 1:
-        first = _number_of(layer, firsts)
-        x_sums, z_sums = sums + first, sums + first + all_rows * count
-        tl.store(x_sums + row * count + part, x_norm)
-        tl.store(z_sums + row * count + part, z_norm)
-        goes_on = _is_last(count, counts + first + program // count)
-        if goes_on:
-            x_norm = _together(x_sums, row, usable, count, P, WIDE)
-            z_norm = _together(z_sums, row, usable, count, P, WIDE)
-    if goes_on:
-        if _number_of(layer, are_normalised) != 0:
-            _raise_maximum(x, z, row, x_size, z_size, usable, given, vector, _of(layer, variances), _of(layer, eps), 1,
-                           repeat, x_norm, z_norm, maxima, dropped, index, known, NORMALISED, WHERE, P, ROWS, BLOCK,
-                           TOGETHER)  # fmt: skip
+    vector, variance, repeat = _of(layer, vectors), _of(layer, variances), _of(layer, channels)
+    given = tl.where(form == PLAIN, 0, z_size)
+    size, start, count = tl.maximum(x_size, z_size), 0, 1
+    end = size
+    if WIDE > 0:
+        count = (size + PART - 1) // PART
+        start = (program % count) * PART
+        end = tl.minimum(size, start + PART)
+    one = tl.full([ROWS], 1.0, tl.float32)
+    for step in range(STEPS):
+        row = ((program // count).to(tl.int64) * STEPS + step) * ROWS + tl.arange(0, ROWS)
+        usable = row < all_rows
+        if form == NORMALISED:
+            x_norm, z_norm = _norms(x, z, row, start, end, x_size, z_size, one, one, usable, given, vector, variance,
+                                    eps, 1, repeat, NORMALISED, WHERE, P, False, ROWS, BLOCK, TOGETHER)  # fmt: skip
         else:
-            _raise_maximum(x, z, row, x_size, z_size, usable, given, vector, vector, 0.0, 1, repeat, x_norm, z_norm,
-                           maxima, dropped, index, known, BIASED, WHERE, P, ROWS, BLOCK, TOGETHER)  # fmt: skip
+            x_norm, z_norm = _norms(x, z, row, start, end, x_size, z_size, one, one, usable, given, vector, vector, 0.0,
+                                    1, repeat, BIASED, WHERE, P, False, ROWS, BLOCK, TOGETHER)  # fmt: skip
+        goes_on = True
+        if WIDE > 0 and count > 1:
+            x_sums = room + first + begin
+            z_sums = x_sums + tl.num_programs(0)
+            tl.store(x_sums + program + tl.arange(0, 1), x_norm)
+            tl.store(z_sums + program + tl.arange(0, 1), z_norm)
+            goes_on = _is_last(count, z_sums + tl.num_programs(0) + program // count)
+            if goes_on:
+                x_norm = _together(x_sums, row, usable, count, P, WIDE)
+                z_norm = _together(z_sums, row, usable, count, P, WIDE)
+        if goes_on:
+            if form == NORMALISED:
+                _raise_maximum(x, z, row, x_size, z_size, usable, given, vector, variance, eps, 1, repeat, x_norm,
+                               z_norm, maxima, dropped, index, known, NORMALISED, WHERE, P, ROWS, BLOCK,
+                               TOGETHER)  # fmt: skip
+            else:
+                _raise_maximum(x, z, row, x_size, z_size, usable, given, vector, vector, 0.0, 1, repeat, x_norm, z_norm,
+                               maxima, dropped, index, known, BIASED, WHERE, P, ROWS, BLOCK, TOGETHER)  # fmt: skip

@@ -1,40 +1,50 @@
-"""The Triton kernels of a step: one settles what every layer is divided by, one divides all weights."""
+"""The Triton kernel of a step: it divides all weights, and its last program keeps what users see."""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def settle_kernel(
-    sizes, bounds, divided, found_inf, kept_sizes, scales, factors, count,
-    HAS_FOUND_INF: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """``factors = max(1, sizes / bounds)`` where a layer is divided and the step took place; keep what users see."""
-    layer = tl.arange(0, BLOCK)
-    mask = layer < count
+def _size(sizes, layer, mask, found_inf, HAS_FOUND_INF: tl.constexpr):
+    """What was measured; nothing, if the step did not take place."""
     size = tl.load(sizes + layer, mask=mask, other=-1.0)
-    factor = tl.div_rn(size, tl.load(bounds + layer, mask=mask, other=1.0))
-    counts = tl.load(divided + layer, mask=mask, other=0) != 0
-    known = mask & (size >= 0)
     if HAS_FOUND_INF:
-        happened = tl.load(found_inf) <= 0
-        counts &= happened
-        known &= happened
-    factor = tl.where(counts & (factor > 1.0), factor, 1.0)
-    tl.store(factors + layer, factor, mask=mask)
-    tl.store(scales + layer, tl.div_rn(1.0, factor), mask=mask)
-    tl.store(kept_sizes + layer, size, mask=known)
+        size = tl.where(tl.load(found_inf) <= 0, size, -1.0)
+    return size
 
 
 @triton.jit
-def shrink_kernel(chunks, factors, ENTRY: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """Divide a chunk of a weight by its layer's factor. A chunk is a row of (address, length, layer)."""
+def project_kernel(
+    chunks, sizes, bounds, divided, found_inf, kept_sizes, scales, counter, count, HAS_FOUND_INF: tl.constexpr,
+    ENTRY: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, LAYERS: tl.constexpr,
+    IS_LAST: tl.constexpr,
+):  # fmt: skip
+    """Divide a chunk of a weight by ``max(1, size / bound)``. A chunk is a row of (address, length, layer).
+
+    Addresses and lengths are multiples of ``ALIGNED``: if that is 16, a thread reads several entries at once.
+
+    Of the last launch of a step, the last program goes on when all others have read the sizes: it keeps sizes and
+    scales of all ``count`` layers for the user, and leaves the sizes unmeasured and the counter at zero.
+    """
     row = chunks + 3 * tl.program_id(0)
-    factor = tl.load(factors + tl.load(row + 2))
+    layer = tl.load(row + 2)
+    factor = tl.div_rn(_size(sizes, layer, True, found_inf, HAS_FOUND_INF), tl.load(bounds + layer))
     if factor > 1.0:
-        data = tl.load(row).to(tl.pointer_type(ENTRY))
-        length = tl.load(row + 1)
+        data = tl.multiple_of(tl.load(row).to(tl.pointer_type(ENTRY)), ALIGNED)
+        length = tl.multiple_of(tl.load(row + 1), ALIGNED)
         for start in range(0, CHUNK, BLOCK):
             place = start + tl.arange(0, BLOCK)
             entry = tl.load(data + place, mask=place < length).to(tl.float32)
             tl.store(data + place, tl.div_rn(entry, factor).to(ENTRY), mask=place < length)
+    if IS_LAST:
+        tl.debug_barrier()  # one thread counts, and all have read
+        if tl.atomic_add(counter, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+            tl.store(counter, 0)
+            layers = tl.arange(0, LAYERS)
+            mask = layers < count
+            size = _size(sizes, layers, mask, found_inf, HAS_FOUND_INF)
+            factors = tl.div_rn(size, tl.load(bounds + layers, mask=mask, other=1.0))
+            is_divided = (tl.load(divided + layers, mask=mask, other=0) != 0) & (factors > 1.0)
+            tl.store(scales + layers, tl.div_rn(1.0, tl.where(is_divided, factors, 1.0)), mask=mask)
+            tl.store(kept_sizes + layers, size, mask=mask & (size >= 0))
+            tl.store(sizes + layers, -1.0, mask=mask)
