@@ -84,3 +84,14 @@ def test_quantisation_aware_training_of_a_plain_layer_works_and_of_a_fused_one_i
     fused = nn.Sequential(ConvBn2d(3, 4, 3, qconfig=get_default_qat_qconfig("x86")))
     with pytest.raises(UnsupportedLayerError, match=r"layer '0' \(ConvBn2d\)"):
         train(fused, torch.randn(4, 3, 8, 8), constraint=MaxGain(fused, 0.05, exclude="0.bn"))
+
+
+def test_a_weight_of_another_type_at_the_same_address_is_noticed():
+    layer, memory = nn.Linear(4, 4, bias=False), torch.zeros(16)
+    layer.weight.data = memory.view(4, 4)
+    constraint = MaxGain(layer, 2.0)
+    before = constraint._share(None)
+    assert constraint._share(None) is before
+    layer.weight.data = memory.view(torch.bfloat16)[:16].view(4, 4)
+    assert layer.weight.data_ptr() == memory.data_ptr()
+    assert constraint._share(None) is not before

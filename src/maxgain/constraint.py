@@ -78,6 +78,7 @@ class Constraint(ABC):
         if self._reads_weights:
             expect_whole_weights(self._layers)
         self._names = [layer.name for layer in self._layers]
+        self._homes = [(layer.module, layer.kind.weight) for layer in self._layers]
         self.bounds = resolve_bounds(bound, self._names, self.bound_name)
         """The bound of every constrained layer, by its dotted name. One that is changed holds from the next step on."""
         self._checked_bounds = dict(self.bounds)
@@ -280,8 +281,7 @@ class Constraint(ABC):
         device, factors = share.bounds.device, None
         if self._sizes.device != device:  # the model was moved
             self._sizes, self._scales = self._sizes.to(device), self._scales.to(device)
-        if found_inf is not None:
-            found_inf = found_inf.to(device)
+        found_inf = None if found_inf is None else found_inf.to(device)
         if self._never_sized or (self._proofs and self._proofs.open):
             self._check_first(share, sizes)
         if isinstance(sizes, list):
@@ -377,16 +377,17 @@ class Constraint(ABC):
 
         Made once, and again when a weight was replaced, moved, frozen or tied, or an optimiser got other parameters.
         """
-        weights = [w for layer in self._layers if (w := layer.module._parameters.get(layer.kind.weight)) is not None]
+        weights = [w for module, name in self._homes if (w := module._parameters.get(name)) is not None]
         optimizers = dict.fromkeys([*self._optimizers, *([optimizer] if optimizer else [])])
         signature = (
+            (addresses := [weight.data_ptr() for weight in weights]),  # which matter to a fused projection alone
+            len(set(addresses)),  # two weights may come to lie in the same memory, or no longer do
+            [(id(weight), weight.requires_grad, weight.device, weight.dtype) for weight in weights],
             dict(self.bounds),
-            [(id(weight), weight.requires_grad, weight.device) for weight in weights],
-            len({weight.data_ptr() for weight in weights}),  # two may come to lie in the same memory, or no longer do
             [list(map(id, group["params"])) for one in optimizers for group in one.param_groups],
         )
         share = self._shares.get(optimizer)
-        if share is None or share.signature != signature or (share.fused and not share.fused.fits(share.divided)):
+        if share is None or share.signature[not share.fused :] != signature[not share.fused :]:
             expect_usable(optimizer, self.model, self._layers)
             if self.bounds != self._checked_bounds:
                 resolve_bounds({glob.escape(str(n)): bound for n, bound in self.bounds.items()}, self._names, "bounds")

@@ -67,8 +67,8 @@ class Share:
     optimiser holds, each once, unless they are frozen or no bound on them can ever bind.
     """
 
-    signature: Any
-    """Of the weights and optimisers as they were when this was made."""
+    signature: tuple[Any, ...]
+    """Of the weights and optimisers as they were when this was made: first the addresses of the weights."""
     positions: list[int]
     """Which of all layers these are."""
     index: Tensor | None
@@ -103,7 +103,7 @@ def share_of(
     layers: Sequence[FoundLayer],
     bounds: Mapping[str, float],
     *,
-    signature: Any,
+    signature: tuple[Any, ...],
     like: Tensor,
 ) -> Share:
     """What a step of an optimiser is about, next to the others; without one, everything. Tensors are as ``like``."""

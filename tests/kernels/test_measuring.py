@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from kernel_runs import interpreted, needs_gpu
 from maxgain import MaxGain
 from maxgain.functional import record
-from maxgain.kernels import FusedProjection, Part, measure, measure_compiled, measuring
+from maxgain.kernels import Part, measure, measure_compiled, measuring
 
 each_p = pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
@@ -241,13 +241,6 @@ def test_a_gpu_projects_as_a_cpu_does(measure_when: Any) -> None:
     assert theirs.gains == pytest.approx(mine.gains, rel=1e-3)
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(a, b.cpu(), rtol=1e-3, atol=1e-4)
-
-
-def test_a_projection_is_planned_anew_for_weights_of_another_type_at_the_same_address():
-    weight = torch.zeros(16)
-    planned = FusedProjection([weight], [0], 1)
-    assert planned.fits([weight])
-    assert not planned.fits([weight.view(torch.bfloat16)])
 
 
 def test_shapes_that_never_repeat_do_not_fill_the_memory(monkeypatch):

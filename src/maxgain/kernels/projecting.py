@@ -22,7 +22,6 @@ class FusedProjection:
     def __init__(self, weights: Sequence[Tensor], layers: Sequence[int], count: int) -> None:
         """``weights[i]`` belongs to ``layers[i]``, one of ``count``; the other layers are not divided."""
         device = weights[0].device
-        self.addresses = _addresses(weights)
         divided = torch.zeros(count, dtype=torch.int8)
         divided[list(layers)] = 1
         self.divided = divided.to(device)
@@ -34,10 +33,6 @@ class FusedProjection:
             for dtype in dict.fromkeys(weight.dtype for weight in weights)
         }
         self._launches: dict[bool, list[tuple[Tensor, Kernel]]] = {}
-
-    def fits(self, weights: Sequence[Tensor]) -> bool:
-        """Whether the weights are still where they were."""
-        return self.addresses == _addresses(weights)
 
     def __call__(
         self, sizes: Tensor, bounds: Tensor, kept_sizes: Tensor, scales: Tensor, found_inf: Tensor | None
@@ -98,11 +93,6 @@ def _in_one_piece(weight: Tensor) -> bool:
         return True
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     return weight.dim() in formats and weight.is_contiguous(memory_format=formats[weight.dim()])
-
-
-def _addresses(weights: Sequence[Tensor]) -> list[tuple[int, torch.dtype]]:
-    """With their types: where a weight was, the same one may be again after two changes of its type, in another."""
-    return [(weight.data_ptr(), weight.dtype) for weight in weights]
 
 
 def _chunks(weights: Sequence[tuple[Tensor, int]], device: torch.device) -> Tensor:
