@@ -84,14 +84,16 @@ def measure_together(
     every call, with all else the same; or nothing, where they may differ, so that they have to be looked at.
     """
     tensors = Tensors(activations, vectors)
-    key = place or (
-        layers,
-        p,
-        maxima.device,
-        maxima.dtype,
-        *[(one.shape, one.stride(), one.dtype) for one in activations],
-        *[(one.dtype, one.is_contiguous()) for one in vectors],
-    )
+    key: tuple[Any, ...] = place, maxima.device
+    if not place:
+        key = (
+            layers,
+            p,
+            maxima.device,
+            maxima.dtype,
+            *[(one.shape, one.stride(), one.dtype) for one in activations],
+            *[(one.dtype, one.is_contiguous()) for one in vectors],
+        )
     plan = _plans.get(key)
     if plan is None:
         if len(_plans) >= measuring.MOST_PLANS:
