@@ -176,7 +176,45 @@ def test_strides_that_the_kernel_does_not_know_are_measured_all_the_same(device)
     x = torch.randn(4, 3, 8, 8, device=device)[:, :, ::2]
     part = Part("affine", x, 3 * x, None, None, 0.0, 3)
     assert measured(part, 3, 2.0)[0] == pytest.approx(3, rel=1e-6)
-    assert measuring._layout(x.shape, x.stride()) is None
+    assert measuring._layout(x.shape, x.stride(), 3) is None
+
+
+@each_p
+@each_kernel
+@pytest.mark.parametrize("gap", [0, 3, 16])
+def test_instances_may_lie_apart(p, device, how, gap, monkeypatch):
+    """As the rows of a matrix do that a compiler has padded, or the images of which some channels were taken."""
+    monkeypatch.setattr(measuring, "HAS_TRITON", True)
+    torch.manual_seed(gap)
+    x, z = torch.randn(5, 7, 32 + gap, device=device)[..., :32], torch.randn(5, 7, 10 + gap, device=device)[..., :10]
+    images = torch.randn(4, 3 + gap, 6, 6, device=device)[:, :3]
+    large = torch.randn(2, 2 + gap, 190, 190, device=device)[:, :2]  # summed in parts
+    last = torch.randn(4, 6, 6, 3 + gap, device=device)[:2].as_strided((2, 3, 6, 6), (36 * (3 + gap), 1, 18, 3))
+    for part, dims in (
+        (Part("affine", x, z, torch.randn(10, device=device), None, 0.0, 1), 1),
+        (Part("affine", z, x, None, None, 0.0, 1), 1),
+        (Part("affine", x[:, 0], z[:, 0], None, None, 0.0, 1), 1),
+        (Part("affine", images, images[:, :2], torch.randn(2, device=device), None, 0.0, 3), 3),
+        (Part("batch_norm", images, None, torch.randn(3, device=device), torch.rand(3, device=device), 0.1, 3), 3),
+        (Part("affine", large, large[:, :1], None, None, 0.0, 3), 3),
+        (Part("affine", last, 2 * last.contiguous(), None, None, 0.0, 3), 3),
+        (Part("affine", x[:1, :1].expand(5, 7, 32), z, None, None, 0.0, 1), 1),
+    ):
+        assert measured(part, dims, p, how)[0] == pytest.approx(max(in_double(part, dims, p)), rel=1e-5)
+        *key, _ = measuring.key_of(part.x, part.x if part.z is None else part.z, part, dims, p, torch.zeros(1))
+        assert measuring.plan_for((*key, torch.device("cuda"))) is not None
+
+
+@each_p
+@each_kernel
+def test_tensors_may_begin_at_any_address(p, device, how):
+    torch.manual_seed(0)
+    memory = torch.randn(6 * 32 + 8, device=device).bfloat16()
+    z = torch.randn(6, 32, device=device).bfloat16()
+    for offset in (0, 1, 8, 3, 0):  # in turn, as a kernel may be launched directly from its second launch on
+        x = memory[offset : offset + 6 * 32].view(6, 32)
+        part = Part("affine", x, z, None, None, 0.0, 1)
+        assert measured(part, 1, p, how)[0] == pytest.approx(max(in_double(part, 1, p)), rel=1e-5)
 
 
 def test_a_bias_along_the_last_dimension_is_not_taken_for_one_of_channels_last(monkeypatch):
@@ -206,8 +244,11 @@ def test_a_layout_is_known_where_every_instance_lies_in_one_piece():
         None: x.transpose(0, 1),
     }
     for layout, tensor in cases.items():
-        assert measuring._layout(tensor.shape, tensor.stride()) == layout
-    assert measuring._layout((1, 5), (7, 1)) == "contiguous", "a stride that nobody steps over does not matter"
+        assert measuring._layout(tensor.shape, tensor.stride(), 3) == layout
+    assert measuring._step((4, 3, 8, 8), (192, 64, 8, 1), 3) == 192
+    assert measuring._step((4, 3, 5), (90, 30, 1), 1) == 30
+    assert measuring._step((4, 3, 5), (91, 30, 1), 1) is None, "from the last of three to the next one it is further"
+    assert measuring._step((1, 5), (7, 1), 1) == 5, "a stride that nobody steps over does not matter"
 
 
 def test_recording_keeps_the_largest_and_counts_what_is_not_finite():

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -104,6 +105,9 @@ class Plan(NamedTuple):
     rows: int
     x_size: int
     z_size: int
+    x_step: int
+    z_step: int
+    """From one instance to the next there are so many entries."""
     parts: int
     """Of each instance, that are summed first; 0 if there is no need."""
     power: int
@@ -124,7 +128,7 @@ class Plan(NamedTuple):
     @property
     def for_sums(self) -> tuple[int, ...]:
         """What ``sums_kernel`` is given beside tensors and ε."""
-        return *self[1:9], self.block, self.together, PART
+        return *self[1:11], self.block, self.together, PART
 
     @property
     def for_gains(self) -> tuple[int, ...]:
@@ -143,7 +147,8 @@ def plan_for(key: tuple[Any, ...]) -> Plan | None:
         x_shape, x_stride, x_dtype, z_shape, z_stride, z_dtype, vector_dtype, variance_dtype, form, channel_dims,
         instance_dims, p, maxima_dtype, are_vectors_dense, device,
     ) = key  # fmt: skip
-    x_layout, z_layout = _layout(x_shape, x_stride), _layout(z_shape, z_stride)
+    x_layout, z_layout = _layout(x_shape, x_stride, instance_dims), _layout(z_shape, z_stride, instance_dims)
+    x_step, z_step = (_step(*one, instance_dims) for one in ((x_shape, x_stride), (z_shape, z_stride)))
     x_rows, z_rows = (math.prod(shape[: len(shape) - instance_dims]) for shape in (x_shape, z_shape))
     x_size, z_size = (math.prod(shape[len(shape) - instance_dims :]) for shape in (x_shape, z_shape))
     longest, axis = max(x_size, z_size), len(z_shape) - channel_dims
@@ -156,13 +161,12 @@ def plan_for(key: tuple[Any, ...]) -> Plan | None:
         and {x_dtype, z_dtype, vector_dtype or torch.float32, variance_dtype or torch.float32} <= DTYPES
         and x_layout is not None
         and z_layout is not None
-        and (x_layout == z_layout == "contiguous" or instance_dims == len(x_shape) - 1)
         and (z_layout == "contiguous" or axis == 1 or not vector_dtype)  # channels that are not the last of these
         and x_rows == z_rows > 0
         and min(x_size, z_size) > 0
         and longest <= LARGEST_INSTANCE
     )
-    if not known:
+    if not known or x_step is None or z_step is None:
         return None
     parts = -(-longest // PART) if longest > LONGEST_WHOLE else 0
     is_long = parts > 0 if instance_dims > 1 else longest > LONGEST_ROW
@@ -179,6 +183,8 @@ def plan_for(key: tuple[Any, ...]) -> Plan | None:
         x_rows,
         x_size,
         z_size,
+        x_step,
+        z_step,
         parts,
         POWERS[p],
         FORMS[form] if vector_dtype else PLAIN,
@@ -198,12 +204,18 @@ class Kernel:
         self.kernel, self.grid, self.constants, self.warps = kernel, grid, constants, warps
         self.direct: Callable[..., None] | None = None
 
-    def __call__(self, device: int, tensors: tuple[Any, ...], pointers: tuple[Any, ...], *numbers: float) -> None:
-        """On the current stream of that device; the pointers are the tensors', in tuples where those are in tuples."""
-        if self.direct is not None:
+    def __call__(
+        self, device: int, tensors: tuple[Any, ...], pointers: tuple[Any, ...] | None, *numbers: float
+    ) -> None:
+        """On the current stream of that device; the pointers are the tensors', in tuples where those are in tuples.
+
+        There are none if tensors begin at odd addresses: Triton then looks for another compiled kernel each time.
+        """
+        if self.direct is not None and pointers is not None:
             self.direct(device, *pointers, *numbers, *self.constants)
-        else:
-            compiled = self.kernel[self.grid](*tensors, *numbers, *self.constants, num_warps=self.warps)
+            return
+        compiled = self.kernel[self.grid](*tensors, *numbers, *self.constants, num_warps=self.warps)
+        if pointers is not None:
             self.direct = direct_launch(compiled, self.grid)
 
 
@@ -252,9 +264,10 @@ def _launcher(key: tuple[Any, ...]) -> Launch | None:
             vector = maxima  # not read, but there must be a pointer
         if variance is None:
             variance = vector
-        pointers = x.data_ptr(), z.data_ptr(), vector.data_ptr(), variance.data_ptr()
-        if (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15 or type(x) is not Tensor:
+        if type(x) is not Tensor:
             return False
+        pointers = x.data_ptr(), z.data_ptr(), vector.data_ptr(), variance.data_ptr()
+        is_odd = (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15
         device = x.get_device()
         if device != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
@@ -262,11 +275,11 @@ def _launcher(key: tuple[Any, ...]) -> Launch | None:
         tensors, sums = (x, z, vector, variance), maxima
         if summing is not None:
             sums = maxima.new_empty(2, plan.rows, plan.parts)
-            summing(device, (*tensors, sums), (*pointers, sums.data_ptr()), eps)
+            summing(device, (*tensors, sums), None if is_odd else (*pointers, sums.data_ptr()), eps)
         measuring(
             device,
             (*tensors, sums, maxima, dropped),
-            (*pointers, sums.data_ptr(), maxima.data_ptr(), dropped.data_ptr()),
+            None if is_odd else (*pointers, sums.data_ptr(), maxima.data_ptr(), dropped.data_ptr()),
             eps,
             index,
         )
@@ -275,13 +288,23 @@ def _launcher(key: tuple[Any, ...]) -> Launch | None:
     return launch
 
 
-def _layout(shape: tuple[int, ...], stride: tuple[int, ...]) -> str | None:
-    """'contiguous' or 'channels_last' if every instance lies in one piece, in the order of instances; else None."""
-    if _is_dense(shape, stride, range(len(shape))):
+def _layout(shape: tuple[int, ...], stride: tuple[int, ...], instance_dims: int) -> str | None:
+    """'contiguous' or 'channels_last' if every instance lies in one piece; else None."""
+    outer, dims = len(shape) - instance_dims, len(shape)
+    if _is_dense(shape, stride, range(outer, dims)):
         return "contiguous"
-    if len(shape) > 2 and _is_dense(shape, stride, (0, *range(2, len(shape)), 1)):
+    if outer == 1 and _is_dense(shape, stride, (*range(2, dims), 1)):
         return "channels_last"
     return None
+
+
+def _step(shape: tuple[int, ...], stride: tuple[int, ...], instance_dims: int) -> int | None:
+    """How many entries there are from one instance to the next, where that is always the same; else None."""
+    outer = len(shape) - instance_dims
+    others = [(size, step) for size, step in zip(shape[:outer], stride[:outer], strict=True) if size != 1]
+    if any(step != size * smaller for (_, step), (size, smaller) in pairwise(others)):
+        return None
+    return others[-1][1] if others else math.prod(shape[outer:])
 
 
 def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...], order: Iterable[int]) -> bool:

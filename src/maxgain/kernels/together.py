@@ -174,7 +174,7 @@ def _plan(layers: Sequence[Layer], tensors: Tensors, p: float, maxima: Tensor) -
 
 
 def _fits(plan: Plan, is_row: bool) -> bool:
-    if plan.x_size % ALIGNED or plan.z_size % ALIGNED:
+    if plan.x_size % ALIGNED or plan.z_size % ALIGNED or (plan.x_step, plan.z_step) != (plan.x_size, plan.z_size):
         return False
     if is_row:
         return plan.where == measuring.DIRECT

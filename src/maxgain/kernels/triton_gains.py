@@ -52,10 +52,10 @@ def _per_channel(
 
 
 @triton.jit
-def _tile(data, row, size, position, usable):
-    """A tile of the instances' entries in float32, 0 beyond their end; and where it is within them."""
+def _tile(data, start, size, position, usable):
+    """A tile of the entries of instances that start there, in float32, 0 beyond their end; and where it is in them."""
     mask = usable[:, None] & (position < size)[None, :]
-    return tl.load(data + row[:, None] * size + position[None, :], mask=mask, other=0.0).to(tl.float32), mask
+    return tl.load(data + start[:, None] + position[None, :], mask=mask, other=0.0).to(tl.float32), mask
 
 
 @triton.jit
@@ -75,7 +75,7 @@ def _added(total, spoiled, entry, scale, P: tl.constexpr, SCALED: tl.constexpr):
 
 
 @triton.jit
-def _norms(x, z, row, begin, end, x_size, z_size, x_scale, z_scale, usable, given, vector, variance, eps,
+def _norms(x, z, x_at, z_at, begin, end, x_size, z_size, x_scale, z_scale, usable, given, vector, variance, eps,
            inner, channels, FORM: tl.constexpr, WHERE: tl.constexpr, P: tl.constexpr, SCALED: tl.constexpr,
            ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr):  # fmt: skip
     """The sums of powers of x and of Wx for each instance (the largest entries for P = 0, nan if one is not finite).
@@ -94,10 +94,10 @@ def _norms(x, z, row, begin, end, x_size, z_size, x_scale, z_scale, usable, give
         value = _per_channel(z, column, given, vector, variance, eps, inner, channels, FORM, WHERE)
     for start in range(begin, end, BLOCK):
         position = start + column
-        x_entry, mask = _tile(x, row, x_size, position, usable)
+        x_entry, mask = _tile(x, x_at, x_size, position, usable)
         z_entry = x_entry
         if FORM != NORMALISED:
-            z_entry, mask = _tile(z, row, z_size, position, usable)
+            z_entry, mask = _tile(z, z_at, z_size, position, usable)
         if FORM != PLAIN and WHERE != REPEATED:
             value = _per_channel(z, position, given, vector, variance, eps, inner, channels, FORM, WHERE)
         if FORM == BIASED:
@@ -114,8 +114,8 @@ def _norms(x, z, row, begin, end, x_size, z_size, x_scale, z_scale, usable, give
 
 
 @triton.jit
-def _raise_maximum(x, z, row, x_size, z_size, usable, given, vector, variance, eps, inner, channels, x_norm, z_norm,
-                   maxima, dropped, index, known, FORM: tl.constexpr, WHERE: tl.constexpr, P: tl.constexpr,
+def _raise_maximum(x, z, x_at, z_at, x_size, z_size, usable, given, vector, variance, eps, inner, channels, x_norm,
+                   z_norm, maxima, dropped, index, known, FORM: tl.constexpr, WHERE: tl.constexpr, P: tl.constexpr,
                    ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr):  # fmt: skip
     """Raise ``maxima[index]``, which was ``known``, to the largest gain of the instances that have these sums."""
     one = tl.full([ROWS], 1.0, tl.float32)
@@ -125,13 +125,14 @@ def _raise_maximum(x, z, row, x_size, z_size, usable, given, vector, variance, e
         trusted &= (z_norm > SMALLEST_TRUSTED) & (z_norm < LARGEST_TRUSTED)
         if tl.min((trusted | ~usable).to(tl.int32), 0) == 0:
             size = tl.maximum(x_size, z_size)
-            x_scale, z_scale = _norms(x, z, row, 0, size, x_size, z_size, one, one, usable, given, vector, variance,
-                                      eps, inner, channels, FORM, WHERE, 0, False, ROWS, BLOCK, TOGETHER)  # fmt: skip
+            x_scale, z_scale = _norms(x, z, x_at, z_at, 0, size, x_size, z_size, one, one, usable, given, vector,
+                                      variance, eps, inner, channels, FORM, WHERE, 0, False, ROWS, BLOCK,
+                                      TOGETHER)  # fmt: skip
             # A comparison and not a maximum, which would lose a nan.
             x_scale = tl.where(x_scale < TINY, TINY, x_scale)
             z_scale = tl.where(z_scale < TINY, TINY, z_scale)
             scale_ratio = z_scale / x_scale
-            x_norm, z_norm = _norms(x, z, row, 0, size, x_size, z_size, x_scale, z_scale, usable, given, vector,
+            x_norm, z_norm = _norms(x, z, x_at, z_at, 0, size, x_size, z_size, x_scale, z_scale, usable, given, vector,
                                     variance, eps, inner, channels, FORM, WHERE, P, True, ROWS, BLOCK,
                                     TOGETHER)  # fmt: skip
     if P == 2:
@@ -149,7 +150,7 @@ def _raise_maximum(x, z, row, x_size, z_size, usable, given, vector, variance, e
 
 @triton.jit
 def sums_kernel(
-    x, z, vector, variance, sums, eps, x_size, z_size, parts,
+    x, z, vector, variance, sums, eps, x_size, z_size, x_step, z_step, parts,
     P: tl.constexpr, FORM: tl.constexpr, WHERE: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr, TOGETHER: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
@@ -158,8 +159,9 @@ def sums_kernel(
     one = tl.full([1], 1.0, tl.float32)
     begin = tl.program_id(1) * PART
     end = tl.minimum(begin + PART, tl.maximum(x_size, z_size))
-    x_sum, z_sum = _norms(x, z, row, begin, end, x_size, z_size, one, one, row >= 0, z_size, vector, variance, eps,
-                          INNER, CHANNELS, FORM, WHERE, P, False, 1, BLOCK, TOGETHER)  # fmt: skip
+    x_at, z_at = row * x_step, row * z_step
+    x_sum, z_sum = _norms(x, z, x_at, z_at, begin, end, x_size, z_size, one, one, row >= 0, z_size, vector, variance,
+                          eps, INNER, CHANNELS, FORM, WHERE, P, False, 1, BLOCK, TOGETHER)  # fmt: skip
     place = sums + row * parts + tl.program_id(1)
     tl.store(place, x_sum)
     tl.store(place + tl.num_programs(0) * parts, z_sum)
@@ -180,16 +182,18 @@ def _together(sums, row, usable, parts, P: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["index"])  # one compiled kernel serves layers that differ in nothing else
 def gains_kernel(
-    x, z, vector, variance, sums, maxima, dropped, eps, index, rows, x_size, z_size, parts,
+    x, z, vector, variance, sums, maxima, dropped, eps, index, rows, x_size, z_size, x_step, z_step, parts,
     P: tl.constexpr, FORM: tl.constexpr, WHERE: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Raise ``maxima[index]`` to the largest gain of the instances, and count those that are not finite.
 
-    ``P`` is 1, 2 or 0 for the infinity norm. ``WIDE`` is 0 if every instance is whole; else the sums of its parts are
-    known, and it is a power of two that is not below their number.
+    From one instance to the next there are ``x_step`` and ``z_step`` entries. ``P`` is 1, 2 or 0 for the infinity norm.
+    ``WIDE`` is 0 if every instance is whole; else the sums of its parts are known, and it is a power of two that is not
+    below their number.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    x_at, z_at = row * x_step, row * z_step
     usable = row < rows
     known = tl.load(maxima + index, cache_modifier=".cg")  # asked for before the instances, so nobody waits for it
     if WIDE > 0:
@@ -197,11 +201,11 @@ def gains_kernel(
         z_norm = _together(sums + rows * parts, row, usable, parts, P, WIDE)
     else:
         one = tl.full([ROWS], 1.0, tl.float32)
-        x_norm, z_norm = _norms(x, z, row, 0, tl.maximum(x_size, z_size), x_size, z_size, one, one, usable, z_size,
-                                vector, variance, eps, INNER, CHANNELS, FORM, WHERE, P, False, ROWS, BLOCK,
+        x_norm, z_norm = _norms(x, z, x_at, z_at, 0, tl.maximum(x_size, z_size), x_size, z_size, one, one, usable,
+                                z_size, vector, variance, eps, INNER, CHANNELS, FORM, WHERE, P, False, ROWS, BLOCK,
                                 TOGETHER)  # fmt: skip
-    _raise_maximum(x, z, row, x_size, z_size, usable, z_size, vector, variance, eps, INNER, CHANNELS, x_norm, z_norm,
-                   maxima, dropped, index, known, FORM, WHERE, P, ROWS, BLOCK, TOGETHER)  # fmt: skip
+    _raise_maximum(x, z, x_at, z_at, x_size, z_size, usable, z_size, vector, variance, eps, INNER, CHANNELS, x_norm,
+                   z_norm, maxima, dropped, index, known, FORM, WHERE, P, ROWS, BLOCK, TOGETHER)  # fmt: skip
 
 
 # --- Several layers in one launch -------------------------------------------------------------------------------------
@@ -274,13 +278,15 @@ def gains_of_layers_kernel(
     one = tl.full([ROWS], 1.0, tl.float32)
     for step in range(STEPS):
         row = ((program // count).to(tl.int64) * STEPS + step) * ROWS + tl.arange(0, ROWS)
+        x_at, z_at = row * x_size, row * z_size
         usable = row < all_rows
         if form == NORMALISED:
-            x_norm, z_norm = _norms(x, z, row, start, end, x_size, z_size, one, one, usable, given, vector, variance,
-                                    eps, 1, repeat, NORMALISED, WHERE, P, False, ROWS, BLOCK, TOGETHER)  # fmt: skip
+            x_norm, z_norm = _norms(x, z, x_at, z_at, start, end, x_size, z_size, one, one, usable, given, vector,
+                                    variance, eps, 1, repeat, NORMALISED, WHERE, P, False, ROWS, BLOCK,
+                                    TOGETHER)  # fmt: skip
         else:
-            x_norm, z_norm = _norms(x, z, row, start, end, x_size, z_size, one, one, usable, given, vector, vector, 0.0,
-                                    1, repeat, BIASED, WHERE, P, False, ROWS, BLOCK, TOGETHER)  # fmt: skip
+            x_norm, z_norm = _norms(x, z, x_at, z_at, start, end, x_size, z_size, one, one, usable, given, vector,
+                                    vector, 0.0, 1, repeat, BIASED, WHERE, P, False, ROWS, BLOCK, TOGETHER)  # fmt: skip
         goes_on = True
         if WIDE > 0 and count > 1:
             x_sums = room + first + begin
@@ -293,9 +299,10 @@ def gains_of_layers_kernel(
                 z_norm = _together(z_sums, row, usable, count, P, WIDE)
         if goes_on:
             if form == NORMALISED:
-                _raise_maximum(x, z, row, x_size, z_size, usable, given, vector, variance, eps, 1, repeat, x_norm,
-                               z_norm, maxima, dropped, index, known, NORMALISED, WHERE, P, ROWS, BLOCK,
+                _raise_maximum(x, z, x_at, z_at, x_size, z_size, usable, given, vector, variance, eps, 1, repeat,
+                               x_norm, z_norm, maxima, dropped, index, known, NORMALISED, WHERE, P, ROWS, BLOCK,
                                TOGETHER)  # fmt: skip
             else:
-                _raise_maximum(x, z, row, x_size, z_size, usable, given, vector, vector, 0.0, 1, repeat, x_norm, z_norm,
-                               maxima, dropped, index, known, BIASED, WHERE, P, ROWS, BLOCK, TOGETHER)  # fmt: skip
+                _raise_maximum(x, z, x_at, z_at, x_size, z_size, usable, given, vector, vector, 0.0, 1, repeat,
+                               x_norm, z_norm, maxima, dropped, index, known, BIASED, WHERE, P, ROWS, BLOCK,
+                               TOGETHER)  # fmt: skip
