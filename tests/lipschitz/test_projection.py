@@ -365,6 +365,7 @@ def test_a_step_inside_autocast_computes_in_full():
     assert same_bits(model.state_dict(), plain.state_dict())
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_compiled_model_shows_its_sizes_too(dynamic):
     torch._dynamo.reset()

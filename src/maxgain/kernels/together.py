@@ -27,7 +27,7 @@ layer by itself."""
 STEPS = (4, 2)
 """How many tiles a program may do if there are many, of rows: it looks for its layer once."""
 ENOUGH_PROGRAMS = 8192
-"""About twice what an H200 runs at a time: with fewer, many wait for the last ones."""
+"""Some five times what an H200 runs at a time: with fewer, many wait for the last ones."""
 ALIGNED = 16
 """Sizes are multiples of this, as the compiled kernel takes them to be."""
 
