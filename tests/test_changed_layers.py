@@ -86,12 +86,15 @@ def test_quantisation_aware_training_of_a_plain_layer_works_and_of_a_fused_one_i
         train(fused, torch.randn(4, 3, 8, 8), constraint=MaxGain(fused, 0.05, exclude="0.bn"))
 
 
-def test_a_weight_of_another_type_at_the_same_address_is_noticed():
-    layer, memory = nn.Linear(4, 4, bias=False), torch.zeros(16)
-    layer.weight.data = memory.view(4, 4)
+@pytest.mark.parametrize(
+    "change", [lambda memory: memory.view(torch.bfloat16)[:16].view(4, 4), lambda memory: memory.view(8, 4)]
+)
+def test_a_weight_of_another_type_or_shape_at_the_same_address_is_noticed(change):
+    layer, memory = nn.Linear(4, 4, bias=False), torch.zeros(32)
+    layer.weight.data = memory[:16].view(4, 4)
     constraint = MaxGain(layer, 2.0)
     before = constraint._share(None)
     assert constraint._share(None) is before
-    layer.weight.data = memory.view(torch.bfloat16)[:16].view(4, 4)
+    layer.weight.data = change(memory)
     assert layer.weight.data_ptr() == memory.data_ptr()
     assert constraint._share(None) is not before

@@ -375,14 +375,14 @@ class Constraint(ABC):
     def _share(self, optimizer: Optimizer | None) -> Share:
         """What a step of this optimiser works on; of a step without one, everything.
 
-        Made once, and again when a weight was replaced, moved, frozen or tied, or an optimiser got other parameters.
+        Made once, and again when a weight is replaced, moved, frozen, tied or cast, or a bound or an optimiser changes.
         """
         weights = [w for module, name in self._homes if (w := module._parameters.get(name)) is not None]
         optimizers = dict.fromkeys([*self._optimizers, *([optimizer] if optimizer else [])])
         signature = (
             (addresses := [weight.data_ptr() for weight in weights]),  # which matter to a fused projection alone
             len(set(addresses)),  # two weights may come to lie in the same memory, or no longer do
-            [(id(weight), weight.requires_grad, weight.device, weight.dtype) for weight in weights],
+            [(id(weight), weight.requires_grad, weight.device, weight.dtype, weight.shape) for weight in weights],
             dict(self.bounds),
             [list(map(id, group["params"])) for one in optimizers for group in one.param_groups],
         )

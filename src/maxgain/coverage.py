@@ -89,7 +89,7 @@ class Share:
     is_sharded: bool
     """Whether ranks hold pieces of the weights."""
     fused: kernels.FusedProjection | None
-    """The whole projection in one launch, where that can be done."""
+    """The whole projection in one launch for each type of weight, where that can be done."""
 
     @property
     def divided_layers(self) -> list[FoundLayer]:

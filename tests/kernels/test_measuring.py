@@ -217,6 +217,20 @@ def test_tensors_may_begin_at_any_address(p, device, how):
         assert measured(part, 1, p, how)[0] == pytest.approx(max(in_double(part, 1, p)), rel=1e-5)
 
 
+def test_a_tensor_at_an_odd_address_is_launched_by_triton_itself_and_the_others_directly(monkeypatch):
+    launched: list[str] = []
+
+    class Dispatched:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *arguments, num_warps: launched.append("by Triton")
+
+    monkeypatch.setattr(measuring, "direct_launch", lambda compiled, grid: lambda *all: launched.append("directly"))
+    kernel, x = measuring.Kernel(Dispatched(), (1, 1, 1), (), 4), torch.zeros(3)
+    for pointers in (None, (0,), (0,), None, (0,)):
+        kernel(0, (x,), pointers)
+    assert launched == ["by Triton", "by Triton", "directly", "by Triton", "directly"]
+
+
 def test_a_bias_along_the_last_dimension_is_not_taken_for_one_of_channels_last(monkeypatch):
     monkeypatch.setattr(measuring, "HAS_TRITON", True)
     x, z = torch.randn(2, 7, 3), torch.randn(2, 5, 7).mT  # of a dense layer with a forward of its own

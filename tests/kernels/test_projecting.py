@@ -88,3 +88,20 @@ def test_a_step_that_was_skipped_divides_nothing_and_uses_up_what_was_measured(o
     project(sizes, torch.ones(1), kept, scales, torch.zeros(1))
     assert weight.tolist() == [0.5] * 48
     assert (sizes.item(), kept.item(), scales.item()) == (-1.0, 2.0, 0.5)
+
+
+@needs_interpreter
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("empty", [torch.empty(0), torch.empty(0).bfloat16()])
+def test_a_rank_that_holds_nothing_of_a_weight_keeps_its_size_all_the_same(empty, on_the_host) -> None:
+    weight, sizes = torch.ones(32), torch.tensor([3.0, 4.0])
+    kept, scales = torch.full((2,), torch.nan), torch.ones(2)
+    for weights in ([weight, empty], [empty, empty]):
+        FusedProjection(weights, [0, 1], 2)(sizes, torch.ones(2), kept, scales, None)
+        assert (sizes.tolist(), kept.tolist(), scales.tolist()) == (
+            [-1.0, -1.0],
+            [3.0, 4.0],
+            [pytest.approx(1 / 3), 0.25],
+        )
+        sizes.copy_(kept)
+    assert weight.tolist() == pytest.approx([1 / 3] * 32)

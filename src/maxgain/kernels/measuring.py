@@ -228,9 +228,9 @@ def compiles(device: torch.device) -> bool:
         from .triton_project import project_kernel
 
         with torch.cuda.device(device):
-            one, none = torch.ones(1, device=device), torch.zeros(3, dtype=torch.int64, device=device)
+            one, zeros = torch.ones(1, device=device), torch.zeros(3, dtype=torch.int64, device=device)
             project_kernel[1, 1, 1](
-                none, one, one, none, one, one, one, none, 1, False, tl.float32, 1, 16, 16, 1, True, num_warps=4
+                zeros, one, one, zeros, one, one, one, zeros, 1, False, tl.float32, 1, 16, 16, 1, True, num_warps=4
             )
     except torch.OutOfMemoryError:
         raise
@@ -267,7 +267,7 @@ def _launcher(key: tuple[Any, ...]) -> Launch | None:
         if type(x) is not Tensor:
             return False
         pointers = x.data_ptr(), z.data_ptr(), vector.data_ptr(), variance.data_ptr()
-        is_odd = (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15
+        is_odd = bool((pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15)
         device = x.get_device()
         if device != torch._C._cuda_getDevice():
             with torch.cuda.device(device):

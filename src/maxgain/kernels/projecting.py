@@ -99,6 +99,6 @@ def _chunks(weights: Sequence[tuple[Tensor, int]], device: torch.device) -> Tens
     rows = [
         (weight.data_ptr() + start * weight.element_size(), min(CHUNK, weight.numel() - start), layer)
         for weight, layer in weights
-        for start in range(0, weight.numel(), CHUNK)
+        for start in range(0, max(1, weight.numel()), CHUNK)  # something is launched for a rank's empty part too
     ]
     return torch.tensor(rows, dtype=torch.int64).to(device)
