@@ -78,7 +78,6 @@ class Constraint(ABC):
         if self._reads_weights:
             expect_whole_weights(self._layers)
         self._names = [layer.name for layer in self._layers]
-        self._homes = [(layer.module, layer.kind.weight) for layer in self._layers]
         self.bounds = resolve_bounds(bound, self._names, self.bound_name)
         """The bound of every constrained layer, by its dotted name. One that is changed holds from the next step on."""
         self._checked_bounds = dict(self.bounds)
@@ -377,17 +376,18 @@ class Constraint(ABC):
 
         Made once, and again when a weight is replaced, moved, frozen, tied or cast, or a bound or an optimiser changes.
         """
-        weights = [w for module, name in self._homes if (w := module._parameters.get(name)) is not None]
+        weights = [w for layer in self._layers if (w := layer.module._parameters.get(layer.kind.weight)) is not None]
         optimizers = dict.fromkeys([*self._optimizers, *([optimizer] if optimizer else [])])
         signature = (
-            (addresses := [weight.data_ptr() for weight in weights]),  # which matter to a fused projection alone
+            (addresses := [weight.data_ptr() for weight in weights]),
             len(set(addresses)),  # two weights may come to lie in the same memory, or no longer do
             [(id(weight), weight.requires_grad, weight.device, weight.dtype, weight.shape) for weight in weights],
             dict(self.bounds),
             [list(map(id, group["params"])) for one in optimizers for group in one.param_groups],
         )
         share = self._shares.get(optimizer)
-        if share is None or share.signature[not share.fused :] != signature[not share.fused :]:
+        first = 0 if share and share.fused else 1  # where weights lie matters to a fused projection alone
+        if share is None or share.signature[first:] != signature[first:]:
             expect_usable(optimizer, self.model, self._layers)
             if self.bounds != self._checked_bounds:
                 resolve_bounds({glob.escape(str(n)): bound for n, bound in self.bounds.items()}, self._names, "bounds")

@@ -58,13 +58,12 @@ class FusedProjection:
             from .triton_project import project_kernel
 
             *_, last = self.chunks
-            self._launches[has_found_inf] = [
-                (chunks, Kernel(project_kernel, (len(chunks), 1, 1), constants, warps=4))
-                for dtype, chunks in self.chunks.items()
-                for constants in [
-                    (has_found_inf, _entry(dtype), self.aligned, CHUNK, BLOCK, power_of_two(self.count), dtype == last)
-                ]
-            ]
+            launches = []
+            for dtype, chunks in self.chunks.items():
+                types = has_found_inf, _entry(dtype), self.aligned
+                constants = *types, CHUNK, BLOCK, power_of_two(self.count), dtype == last
+                launches.append((chunks, Kernel(project_kernel, (len(chunks), 1, 1), constants, warps=4)))
+            self._launches[has_found_inf] = launches
         return self._launches[has_found_inf]
 
 

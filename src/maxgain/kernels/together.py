@@ -24,8 +24,8 @@ LAYERS = 16
 MOST_PARTS = 64
 """Of one instance. One of more than one part is summed in parts, in the same launch, so that it pays sooner than for a
 layer by itself."""
-STEPS = (4, 2)
-"""How many tiles a program may do if there are many, of rows: it looks for its layer once."""
+STEPS = 2
+"""How many tiles of rows a program does if there are many: it looks for its layer once."""
 ENOUGH_PROGRAMS = 8192
 """Some five times what an H200 runs at a time: with fewer, many wait for the last ones."""
 ALIGNED = 16
@@ -217,8 +217,7 @@ class _Launch:
         instances, block, _ = kind.tile
         parts = [1 if kind.is_row else -(-max(plan.x_size, plan.z_size) // PART) for plan in plans]
         tiles = [-(-plan.rows // instances) * of_each for plan, of_each in zip(plans, parts, strict=True)]
-        most_steps = sum(tiles) // ENOUGH_PROGRAMS if kind.is_row else 1
-        steps = next((steps for steps in STEPS if steps <= most_steps), 1)
+        steps = STEPS if kind.is_row and sum(tiles) >= STEPS * ENOUGH_PROGRAMS else 1
         *begins, programs = accumulate((-(-count // steps) for count in tiles), initial=0)
         self.room = 3 * programs if max(parts) > 1 else 0  # a sum of x, one of Wx, and a counter for each
         constants = (
