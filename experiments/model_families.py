@@ -16,7 +16,8 @@ from unittest.mock import MagicMock, patch
 import torch
 from torch import Tensor, nn
 
-from maxgain import split_attention, split_experts
+from maxgain import split_attention
+from maxgain.experts import split_experts
 
 Batch = dict[str, Any] | Tensor
 Made = tuple[nn.Module, Batch]

@@ -1,0 +1,5 @@
+"""Run the bench."""
+
+from .bench import main
+
+main()

@@ -1,0 +1,75 @@
+"""Rebuild REPRODUCTION.md from results/, or run what is missing of an experiment first.
+
+python -m experiments                                   # rebuild
+python -m experiments list
+python -m experiments run cifar100 --data DIR --jobs 5  # then rebuild
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from maxgain.study.recipe import Recipe
+from maxgain.study.result import Result, export, load
+from maxgain.study.running import Machine, Source, run_missing
+
+from .document import ROOT, State, build, read
+from .plan import EXPERIMENTS, by_key
+
+RESULTS = ROOT / "results" / "plan-2"
+
+
+def run(name: str, data: Path | None, work: Path, machine: Machine) -> None:
+    """Choose the experiment's numbers, then train its rows; every result is kept as it ends."""
+    for _ in ("candidates", "numbers"):
+        state = read(ROOT / "results")[name]
+        wanted = [recipe for recipe in state.searched if recipe.key not in state.tuned]
+        train(wanted, name, work / "tuning", data, machine, test=False)
+    state = read(ROOT / "results")[name]
+    if state.plan is not None:
+        known = by_key(state.results)
+        final = [recipe for row in state.plan.rows for recipe in state.plan.recipes(row)]
+        train([one for one in final if one.key not in known], name, work, data, machine, test=True)
+
+
+def train(recipes: Sequence[Recipe], name: str, work: Path, data: Path | None, machine: Machine, *, test: bool) -> None:
+    """Train these and add their results to the experiment's file."""
+    path = (RESULTS if test else RESULTS / "tuning") / f"{name}.jsonl"
+    kept: list[Result] = load(path) if path.exists() else []
+    for result in run_missing(recipes, work, machine=machine, source=Source(data=data), test=test):
+        kept.append(result)
+        export(kept, path)
+        print(f"{result.recipe.title}: {result.status}", flush=True)
+
+
+def show(states: dict[str, State]) -> None:
+    """How far every experiment is."""
+    for name, state in states.items():
+        print(f"{name}: {state.experiment.title}: {state.progress}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="experiments", description=__doc__)
+    parser.add_argument("what", nargs="?", choices=["build", "list", "run"], default="build")
+    parser.add_argument("name", nargs="?", choices=list(EXPERIMENTS))
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--work", type=Path, default=Path("runs/reproduce"))
+    parser.add_argument("--jobs", type=int, default=5, help="runs at once")
+    parser.add_argument("--device", default="auto")
+    options = parser.parse_args()
+    if options.what == "list":
+        show(read(ROOT / "results"))
+        return
+    if options.what == "run":
+        if options.name is None:
+            parser.error("name the experiment to run")
+        machine = Machine(device=options.device, jobs=options.jobs)
+        run(options.name, options.data, options.work / options.name, machine)
+    for path in build():
+        print(path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

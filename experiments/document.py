@@ -1,0 +1,581 @@
+"""REPRODUCTION.md, its figures and the tables behind it, made from results/ alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from scipy import stats
+
+from maxgain.study.comparison import Comparison, Contrast, Row
+from maxgain.study.plan import Plan
+from maxgain.study.recipe import Recipe
+from maxgain.study.regularisers import parse
+from maxgain.study.result import Result, load
+from maxgain.study.sentences import listed, p_value, percent
+from maxgain.study.tuning import RULES, numbers_of
+
+from . import figures, paper
+from .figures import published_difference
+from .plan import EDGE, EXPERIMENTS, GAINS, GAMMA_CURVE, Experiment, by_key, early_choice, early_epoch
+
+ROOT = Path(__file__).parents[1]
+DETAILS = "results/DETAILS.md"
+BEGIN, END = "<!-- what came out: made by `make reproduce`, do not edit -->", "<!-- end of what came out -->"
+PREFACE = """\
+<!-- Made by `make reproduce` from results/. Do not edit. -->
+
+# What holds of the paper, run again
+
+- **Before.** [PLAN.md](experiments/PLAN.md) fixed runs, tests and rules before any recorded run, but after single
+  pilots had been scored on CIFAR-10's test images: [PILOTS.md](experiments/PILOTS.md) lists them. So what PLAN.md
+  expected are targets. [PLAN-2.md](experiments/PLAN-2.md) fixes what is still to be run, before any of its scores.
+- **Numbers.** Accuracies in per cent, mean ± standard error over seeds or folds. Differences in points; their intervals
+  hold all at once with 95 % confidence; p is Holm's over the contrasts of a table. The paper's numbers for CIFAR and
+  SVHN are of one run each. σ of the images is the error from the sample of test images alone; no verdict rests on it.
+- **Verdicts.** *Established*: p < 0.05 in favour of the first row. *Reversed*: against it. *Equivalent*: two
+  one-sided tests put the difference within the region given, Holm's p < 0.05. Otherwise *inconclusive*.
+- **Choices.** [How numbers were chosen](results/DETAILS.md); [what the paper leaves open](experiments/LEFT-OPEN.md),
+  such as bfloat16, inverted dropout, the last layer constrained. Records of the first edition name no commit."""
+TARGETS = (0.4, 92.5, 0.10)
+"""PLAN.md's: points that a row may be below the paper, accuracy of the best row, deviation of medians of gains."""
+ALSO = (("maxgain", "dropout"), ("maxgain", "batchnorm"), ("maxgain+batchnorm+dropout", "maxgain+batchnorm"))
+"""What the paper says too: better than dropout, like batch norm; and what dropout adds on top of both."""
+
+BRIDGE_T = 2.78
+"""Student's t of the bridge's limits, by PLAN-2.md."""
+PICKED = {
+    *(("cifar10", row) for row in paper.CIFAR10),
+    *((name, row) for name in ("svhn", "svhn8") for row in ("maxgain", "maxgain+batchnorm+dropout")),
+    *(("sins10", row) for row in paper.SINS10),
+}
+"""The searches that the early rule was made on."""
+
+Draw = Callable[[], Figure]
+
+
+@dataclass(frozen=True)
+class State:
+    """An experiment and what there is of it."""
+
+    experiment: Experiment
+    tuned: Mapping[str, Result]
+    results: Sequence[Result]
+    again: Sequence[Result] = ()
+    """Runs that were made again, of a recipe that has a result already."""
+
+    @cached_property
+    def settled(self) -> Experiment | None:
+        """The experiment with its recipe; None while that is being chosen."""
+        return self.experiment.settled(self.tuned)
+
+    @cached_property
+    def plan(self) -> Plan | None:
+        """The table's runs; None until all numbers are chosen."""
+        return self.settled.plan(self.tuned) if self.settled else None
+
+    @property
+    def searched(self) -> list[Recipe]:
+        """All runs that choose something, as far as they are known."""
+        tuning = self.settled.tuning() if self.settled else {}
+        return [*self.experiment.rehearsals(), *(recipe for recipes in tuning.values() for recipe in recipes)]
+
+    @cached_property
+    def comparison(self) -> Comparison | None:
+        """What came out; None before all runs are done, so that no score is seen early."""
+        if self.plan is None:
+            return None
+        found = self.experiment.compare(self.plan, self.results)
+        return None if any(row.missing for row in found.rows) else found
+
+    @property
+    def progress(self) -> str:
+        """How far it is."""
+        wanted = self.searched
+        tried = sum(recipe.key in self.tuned for recipe in wanted)
+        if self.plan is None:
+            return "not run" if not tried else f"choosing numbers: {tried} of {len(wanted)} runs"
+        rows = self.experiment.compare(self.plan, self.results).rows
+        planned, missing = sum(row.planned for row in rows), sum(row.missing for row in rows)
+        return "not run" if missing == planned and not tried else f"{planned - missing} of {planned} runs"
+
+
+def build(root: Path = ROOT) -> list[Path]:
+    """Write the document, its details, its figures and README's passage; return what was written."""
+    states = read(root / "results")
+    drawn: dict[str, Draw] = {}
+    pages = {
+        root / "REPRODUCTION.md": document(states, drawn),
+        root / DETAILS: details(states, drawn),
+        root / "README.md": with_passage((root / "README.md").read_text(encoding="utf-8"), passage(states)),
+    }
+    for path, text in pages.items():
+        path.write_text(text, encoding="utf-8", newline="\n")
+    pictures = root / "results" / "figures"
+    pictures.mkdir(exist_ok=True)
+    for name, draw in drawn.items():
+        (pictures / f"{name}.svg").write_bytes(figures.svg(draw()))
+    return [*pages, *(pictures / f"{name}.svg" for name in drawn)]
+
+
+def read(results: Path) -> dict[str, State]:
+    """All experiments, by what is in results/ and, where it was run since, in results/plan-2/."""
+    folders = [results, results / "plan-2"]
+    tuned, tuned_since = (by_key(_in(folder / "tuning")) for folder in folders)
+    final, since = (by_key(_in(folder)) for folder in folders)
+    again = [one for key, one in since.items() if key in final]  # which replace no recorded run
+    again += [one for key, one in tuned_since.items() if key in tuned]
+    tuned, final = {**tuned_since, **tuned}, {**since, **final}
+    return {
+        name: State(experiment, tuned, tuple(final.values()), tuple(again)) for name, experiment in EXPERIMENTS.items()
+    }
+
+
+def _in(folder: Path) -> Iterator[Result]:
+    for path in sorted(folder.glob("*.jsonl")):
+        yield from load(path)
+
+
+# REPRODUCTION.md
+
+
+def document(states: Mapping[str, State], drawn: dict[str, Draw]) -> str:
+    """The page, one table per experiment, each contrast once; adds what draws its figures."""
+    parts = [PREFACE]
+    for state in states.values():
+        if state.comparison is not None:
+            parts += section(state, state.comparison, drawn)
+        if state.experiment.name == "cifar10":
+            parts += targets(state)
+            parts += gains(state, drawn)
+        if state.experiment.name == "svhn":
+            parts += gamma_curve(state, drawn)
+    if waiting := [state for state in states.values() if state.comparison is None]:
+        command = "`python -m experiments run {} --data DIR`"
+        rows = [(one.experiment.title, one.progress, command.format(one.experiment.name)) for one in waiting]
+        parts += ["## Still to be run", "By [PLAN-2.md](experiments/PLAN-2.md)."]
+        parts += [table(("what", "state", "command"), rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def section(state: State, comparison: Comparison, drawn: dict[str, Draw]) -> Iterator[str]:
+    """One experiment."""
+    experiment = state.experiment
+    yield f"## {experiment.title}"
+    yield f"*{experiment.claim}*"
+    yield " ".join((*experiment.remarks, _took(state, comparison)))
+    yield table(
+        ("row", "the paper", "ours", *(["above the paper"] * experiment.same_data)),
+        [row_texts(experiment, row) for row in comparison.rows],
+    )
+    published = experiment.published if experiment.same_data else {}
+    yield _figure(
+        drawn, f"{experiment.name}-rows", partial(figures.rows, comparison, published), "Accuracy of every run"
+    )
+    if not comparison.contrasts:
+        return
+    other = "paired" if comparison.plan.decide_by == "pooled" else "pooled"
+    heads = ("contrast", "the paper", "ours (95 % CI)", "90 % alone", "p", f"p, {other}", "σ of the images", "verdict")
+    yield table(heads, [contrast_texts(experiment, comparison, contrast) for contrast in comparison.contrasts])
+    draw = partial(figures.contrasts, experiment, comparison)
+    yield _figure(drawn, f"{experiment.name}-contrasts", draw, "Differences with their intervals")
+    if experiment.same_data:
+        yield from in_size(experiment, comparison)
+
+
+def _took(state: State, comparison: Comparison) -> str:
+    runs = [result for results in comparison.results.values() for result in results]
+    keys = {recipe.key for recipe in state.searched}
+    tuning = [result for key, result in state.tuned.items() if key in keys]
+    hours = sum(result.seconds for result in (*runs, *tuning)) / 3600
+    decided = "pooled over rows" if comparison.plan.decide_by == "pooled" else "paired"
+    return (
+        f"{len(runs)} runs and {len(tuning)} that chose numbers, {hours:.1f} hours on {listed(_devices(runs))}, runs "
+        f"side by side counted in full. Tests are {decided}."
+    )
+
+
+def _devices(runs: Iterable[Result]) -> list[str]:
+    return sorted({result.device for result in runs})
+
+
+def row_texts(experiment: Experiment, row: Row) -> tuple[str, ...]:
+    """A row's cells."""
+    theirs = experiment.published.get(row.name)
+    ours = "–" if row.summary is None else percent(row.summary.mean, row.summary.standard_error)
+    done = row.planned - row.failed - row.missing
+    cells = (row.label, str(theirs or "–"), ours if done == row.planned else f"{ours} ({done} of {row.planned})")
+    if not experiment.same_data:
+        return cells
+    above = None if theirs is None or row.summary is None else 100 * row.summary.mean - theirs.accuracy
+    return (*cells, "–" if above is None else signed(above))
+
+
+def contrast_texts(experiment: Experiment, comparison: Comparison, contrast: Contrast) -> tuple[str, ...]:
+    """A contrast's cells."""
+    theirs = published_difference(experiment, contrast.first, contrast.second)
+    p = paper.SINS10_P_VALUES.get((contrast.first, contrast.second)) if experiment.name == "sins10" else None
+    ours, narrow = "–", "–"
+    if (difference := contrast.difference) is not None:
+        ours = f"{signed(100 * difference.mean)} ({_ends(difference.interval)})"
+        narrow = _ends(difference.interval_at(0.10))
+    verdict = experiment.verdict(comparison, contrast)
+    region = f" (±{experiment.region_of(comparison, contrast):.2g})" if verdict == "equivalent" else ""
+    return (
+        f"{contrast.first} : {contrast.second}",
+        "–" if theirs is None else signed(theirs) + ("" if p is None else f", p = {p:g}"),
+        ours,
+        narrow,
+        p_value(difference.p_holm if difference else None),
+        p_value(contrast.check.p_holm if contrast.check else None),
+        "–" if contrast.sampling_error is None else f"{100 * contrast.sampling_error:.2f}",
+        f"**{verdict}**{region}",
+    )
+
+
+def in_size(experiment: Experiment, comparison: Comparison) -> Iterator[str]:
+    """What the same model says of other pairs, and where we differ from the paper by more than chance."""
+    first = comparison.contrasts[0].difference
+    if comparison.plan.decide_by != "pooled" or first is None or first.standard_error is None or not first.n:
+        return
+    sigma = 100 * first.standard_error * math.sqrt(first.n / 2)
+    means = {row.name: 100 * row.summary.mean for row in comparison.rows if row.summary}
+    width = float(stats.t.isf(0.05, first.degrees)) * sigma * math.sqrt(2 / first.n)
+    also = [
+        f"{one} : {other} {signed(means[one] - means[other])} ({signed(means[one] - means[other] - width)} to "
+        f"{signed(means[one] - means[other] + width)})"
+        for one, other in ALSO
+        if one in means and other in means
+    ]
+    if also:
+        yield f"Not planned, without correction, 90 % intervals: {listed(also)}."
+    error = sigma * math.sqrt(1 + 1 / first.n)
+    apart = [(row.label, means[row.name] - experiment.published[row.name].accuracy, error)
+             for row in comparison.rows if row.name in means and row.name in experiment.published]  # fmt: skip
+    apart += [
+        (f"{one.first} : {one.second}", 100 * one.difference.mean - theirs, error * math.sqrt(2))
+        for one in comparison.contrasts
+        if one.difference and (theirs := published_difference(experiment, one.first, one.second)) is not None
+    ]
+    tested = [(name, above, float(2 * stats.t.sf(abs(above) / scale, first.degrees))) for name, above, scale in apart]
+    if beyond := [f"{name} ({signed(above)}, p {_equals(p)})" for name, above, p in tested if p < 0.05]:
+        yield (
+            f"**In size we are not the paper everywhere.** If its single runs scatter as ours do (σ = {sigma:.3f}), "
+            f"these differ from it by more than chance: {listed(beyond)}. γ is the likeliest reason: PLAN-2.md, part 9."
+        )
+
+
+def targets(state: State) -> Iterator[str]:
+    """PLAN.md's targets for the CIFAR-10 table."""
+    if state.comparison is None:
+        return
+    near, best, _ = TARGETS
+    means = {row.name: 100 * row.summary.mean for row in state.comparison.rows if row.summary}
+    above = {row: means[row] - state.experiment.published[row].accuracy for row in means}
+    worst, top = min(above, key=above.__getitem__), max(means, key=means.__getitem__)
+    yield (
+        f"Targets, set when pilots had been scored: every row at most {near} below the paper's (the lowest, {worst}, "
+        f"is {signed(above[worst])}: {_reached(above[worst] >= -near)}); {best} % for the best row ({top}, "
+        f"{means[top]:.2f}: {_reached(means[top] >= best)})."
+    )
+
+
+def gains(state: State, drawn: dict[str, Draw]) -> Iterator[str]:
+    """Figures 1 and 2."""
+    yield "## Figures 1 and 2: gains by layer, VGG-19 on CIFAR-10"
+    yield "*A bound on gains of training images also holds on test images; without it they are larger and differ more.*"
+    lines = []
+    for recipe in GAINS:
+        name = recipe.regulariser.partition("=")[0]
+        for part, theirs in paper.GAINS[name].items():
+            runs = gain_boxes(state.results, recipe.regulariser, part)
+            if not runs:
+                continue
+            mean = [tuple(box) for box in np.mean(runs, axis=0)]
+            single = [100 * deviation(run, theirs) for run in runs]
+            off = deviation(mean, theirs)
+            lines.append(
+                (
+                    recipe.regulariser,
+                    part,
+                    f"{min(box[2] for box in theirs):.2f} to {max(box[2] for box in theirs):.2f}",
+                    f"{min(box[2] for box in mean):.2f} to {max(box[2] for box in mean):.2f}",
+                    f"{100 * off:.1f} % ({_reached(off <= TARGETS[2])}: 10 %)",
+                    f"{min(single):.1f} to {max(single):.1f} %",
+                    f"{max(box[4] for box in theirs):.3f}",
+                    f"{max(box[4] for run in runs for box in run):.3f}",
+                )
+            )
+        ours = {part: gain_boxes(state.results, recipe.regulariser, part) for part in paper.GAINS[name]}
+        if all(ours.values()):
+            means = {part: np.mean(runs, axis=0).tolist() for part, runs in ours.items()}
+            draw = partial(figures.boxes, means, paper.GAINS[name], recipe.regulariser)
+            yield _figure(
+                drawn, f"gains-{name}", draw, f"Gains by layer of {recipe.regulariser}, ours beside the paper's"
+            )
+    heads = (
+        "row",
+        "images",
+        "medians, paper",
+        "ours",
+        "off, mean of five runs",
+        "off, single runs",
+        "largest, paper",
+        "ours",
+    )
+    yield table(heads, lines)
+
+
+def gain_boxes(results: Sequence[Result], regulariser: str, part: str) -> list[list[tuple[float, ...]]]:
+    """The quantiles of each layer's gains of the table's runs of a row."""
+    keys = {recipe.regulariser: recipe for recipe in GAINS}
+    runs = [
+        result
+        for result in results
+        if result.recipe.regulariser == regulariser and result.recipe.seed in EXPERIMENTS["cifar10"].units
+        and result.recipe.dataset == keys[regulariser].dataset and part in result.gains and not result.recipe.include
+    ]  # fmt: skip
+    return [[tuple(float(end or 0) for end in box) for box in run.gains[part].values()] for run in runs]
+
+
+def deviation(ours: Sequence[Sequence[float]], theirs: Sequence[paper.Box]) -> float:
+    """Relative deviations of medians from the paper's, without sign, averaged over layers."""
+    return float(np.mean([abs(own[2] / other[2] - 1) for own, other in zip(ours, theirs, strict=True)]))
+
+
+def gamma_curve(state: State, drawn: dict[str, Draw]) -> Iterator[str]:
+    """Figure 3."""
+    curve = [(recipe.gamma or 0.0, state.tuned[recipe.key]) for recipe in GAMMA_CURVE if recipe.key in state.tuned]
+    yield "## Figure 3: γ from 1.25 to 3, SVHN"
+    yield "*A small γ underfits; as γ grows the training loss goes to zero, and that on other images falls and rises.*"
+    if len(curve) < len(GAMMA_CURVE):
+        yield f"**{len(curve)} of {len(GAMMA_CURVE)} runs.**"
+        return
+    losses = {gamma: result.validation_loss or math.inf for gamma, result in curve}
+    least = min(losses, key=losses.__getitem__)
+    inside = min(losses) < least < max(losses)
+    yield (
+        f"{'Seen' if inside else 'Partly seen'}, on validation images and with one run per γ. The smallest γ "
+        f"underfits, the training loss goes to zero; the validation loss is least at γ = {least:g}"
+        f"{'' if inside else ', an end of the range: its minimum is not bracketed'}."
+    )
+    yield _figure(drawn, "gamma-curve", partial(figures.gamma_curve, curve), "Accuracy and log loss against γ")
+
+
+# Details
+
+
+def details(states: Mapping[str, State], drawn: dict[str, Draw]) -> str:
+    """How numbers were chosen, and the gains of every layer."""
+    parts = ["<!-- Made by `make reproduce` from results/. Do not edit. -->", "# How numbers were chosen"]
+    parts.append(f"On validation images, seed 1000 or each fold's own: {RULES['grid']}. No test image was loaded.")
+    for state in states.values():
+        parts += choices(state, drawn)
+    parts.append("# The early rule")
+    parts.append(
+        "Smallest γ whose training loss after 14 % of the run is within 10 % of the lowest, one seed per γ, means over "
+        "folds; regret in points of validation accuracy. Both numbers were picked on the rows that are marked; the "
+        "others test it."
+    )
+    parts.append(early_table(states))
+    parts += repeats(next(iter(states.values())))
+    parts.append("# Figure 3, in numbers")
+    parts.append(curve_table(next(iter(states.values()))))
+    parts.append("# Gains of every layer")
+    parts += gain_tables(next(iter(states.values())))
+    return "\n\n".join(parts).replace("](results/", "](") + "\n"
+
+
+def choices(state: State, drawn: dict[str, Draw]) -> Iterator[str]:
+    """What was tried for an experiment's rows, and what was chosen."""
+    tried = {place: [state.tuned[one.key] for one in recipes if one.key in state.tuned]
+             for place, recipes in (state.settled.tuning() if state.settled else {}).items()}  # fmt: skip
+    if not any(tried.values()):
+        return
+    yield f"## {state.experiment.title}"
+    rows, means = [], {}
+    for row in dict.fromkeys(row for row, _ in tried):
+        parts = [part for part in parse(row) if part.is_open and part.row.name in state.experiment.grid]
+        scores: dict[float, list[float]] = {}
+        for (name, _), results in tried.items():
+            for result in results if name == row else ():
+                (value,) = numbers_of(result.recipe, parts).values()
+                scores.setdefault(value, []).append(100 * (result.validation_accuracy or math.nan))
+        means[row] = [(value, float(np.mean(found))) for value, found in sorted(scores.items())]
+        chosen = "not yet" if state.plan is None else ", ".join(_chosen(state.plan, row))
+        rows.append((row, ", ".join(f"{value:g}: {mean:.2f}" for value, mean in means[row]) or "–", chosen))
+    kind = "validation accuracy, mean over folds" if state.experiment.over == "fold" else "validation accuracy"
+    yield table(("row", kind, "chosen" if state.experiment.over == "seed" else "chosen, by fold"), rows)
+    known = {row: points for row, points in means.items() if points}
+    single = {} if state.plan is None or state.experiment.over == "fold" else {
+        row: float(_chosen(state.plan, row)[0]) for row in known
+    }  # fmt: skip
+    symbol = "γ" if all("maxgain" in row for row in known) else "number"
+    yield _figure(
+        drawn, f"{state.experiment.name}-tuning", partial(figures.tuning, known, single, symbol), "Validation accuracy"
+    )
+
+
+def early_table(states: Mapping[str, State]) -> str:
+    """What the early rule would have chosen in every search of γ that is complete, by row and fold."""
+    lines = []
+    for state in states.values():
+        searches: dict[str, dict[float, list[Any]]] = {}
+        for (row, _), recipes in (state.settled.tuning() if state.settled else {}).items():
+            for recipe in recipes if "maxgain" in state.experiment.grid else ():
+                searches.setdefault(row, {}).setdefault(recipe.gamma or 0.0, []).append(state.tuned.get(recipe.key))
+        for row, runs in searches.items():
+            if any(None in found for found in runs.values()):
+                continue
+            epoch, rule = early_epoch(state.experiment.recipe), early_choice(list(runs.values()))
+            accuracies = {gamma: 100 * _mean(run.validation_accuracy for run in found) for gamma, found in runs.items()}
+            best = max(accuracies, key=lambda gamma: (accuracies[gamma], -gamma))
+            picked = "picked on" if (state.experiment.name, row) in PICKED else ""
+            name, regret = state.experiment.title.partition(",")[0], accuracies[best] - accuracies[rule]
+            lines.append((name, row, str(epoch), f"{rule:g}", f"{best:g}", f"{regret:.2f}", picked))
+    return table(("data", "row", "epoch", "rule's γ", "best γ", "regret", ""), dict.fromkeys(lines))
+
+
+def repeats(state: State) -> Iterator[str]:
+    """PLAN-2.md, part 11: runs made again beside the recorded ones, and seeds at the edge of what can be trained."""
+    bridge = [result for result in state.again if result.test_accuracy is not None]
+    if bridge and (first := state.comparison and state.comparison.contrasts[0].difference):
+        sigma = 100 * (first.standard_error or math.nan) * math.sqrt(first.n / 2)
+        lines = []
+        for result in bridge:
+            alike = {replace(result.recipe, seed=seed).key for seed in EXPERIMENTS["cifar10"].units}
+            others = [100 * (one.test_accuracy or math.nan) for one in state.results if one.recipe.key in alike]
+            mean, width = _mean(others), BRIDGE_T * sigma * math.sqrt(1 + 1 / len(others))
+            accuracy = 100 * (result.test_accuracy or math.nan)
+            inside = "inside" if abs(accuracy - mean) <= width else "**outside**"
+            limits = f"{mean - width:.2f} to {mean + width:.2f}"
+            lines.append((result.recipe.title, f"{accuracy:.2f}", limits, inside, result.commit[:12]))
+        yield "# Runs made again"
+        yield table(("run", "accuracy", "where a sixth run of the recorded five is expected", "", "commit"), lines)
+    tuned = {**state.tuned, **by_key(state.again)}
+    edge = [tuned[recipe.key] for recipe in EDGE if recipe.key in tuned]
+    if len(edge) == len(EDGE):
+        yield "# The edge: maxgain=1.5 on validation images, by seed"
+        rows = [
+            (
+                str(run.recipe.seed),
+                percent(run.validation_accuracy),
+                *(f"{run.history.train_loss[epoch - 1] or math.nan:.4f}" for epoch in (100, 140)),
+                run.commit[:12] or "unknown",
+            )
+            for run in edge
+        ]
+        yield table(("seed", "validation accuracy", "training loss, epoch 100", "epoch 140", "commit"), rows)
+
+
+def _chosen(plan: Plan, row: str) -> list[str]:
+    found = [f"{value:g}" for numbers in plan.numbers[row].values() for value in numbers.values()]
+    return found[:1] if plan.over == "seed" else found
+
+
+def curve_table(state: State) -> str:
+    """What every γ of Figure 3 came to."""
+    names = ("train_accuracy", "validation_accuracy", "train_loss", "validation_loss")
+    lines = []
+    for recipe in GAMMA_CURVE:
+        if (result := state.tuned.get(recipe.key)) is not None:
+            values = [getattr(result, name) for name in names]
+            lines.append((f"{recipe.gamma:g}", *map(percent, values[:2]), *(f"{value:.4f}" for value in values[2:])))
+    return table(("γ", *(name.replace("_", " ") for name in names)), lines)
+
+
+def gain_tables(state: State) -> Iterator[str]:
+    """Medians and largest gains of every layer, the mean of our runs beside the paper's."""
+    for recipe in GAINS:
+        theirs = paper.GAINS[recipe.regulariser.partition("=")[0]]
+        ours = {part: gain_boxes(state.results, recipe.regulariser, part) for part in theirs}
+        if not all(ours.values()):
+            continue
+        mean = {part: np.mean(runs, axis=0) for part, runs in ours.items()}
+        whats = ("median, ours", "median, paper", "largest, ours", "largest, paper")
+        lines = [
+            (
+                str(layer + 1),
+                *(
+                    f"{box[at]:.3f}"
+                    for part in theirs
+                    for at in (2, 4)
+                    for box in (mean[part][layer], theirs[part][layer])
+                ),
+            )
+            for layer in range(len(theirs["train"]))
+        ]
+        yield f"`{recipe.regulariser}`, the mean of {len(ours['train'])} runs:"
+        yield table(("layer", *(f"{part} {what}" for part in theirs for what in whats)), lines)
+
+
+# README
+
+
+def passage(states: Mapping[str, State]) -> str:
+    """README's table: every contrast that is decided, and what is still to be run."""
+    lines, waiting = [], []
+    for state in states.values():
+        if (comparison := state.comparison) is None:
+            waiting.append(f"{state.experiment.title.partition(',')[0]} ({state.progress})")
+            continue
+        for contrast in comparison.contrasts:
+            pair, theirs, ours, _, p, check, _, verdict = contrast_texts(state.experiment, comparison, contrast)
+            lines.append(
+                (state.experiment.title.partition(",")[0], pair, theirs, ours, f"{verdict}, p {_equals(p)} ({check})")
+            )
+    heads = ("data", "contrast", "the paper", "ours, points (95 % CI)", "verdict (p by the other analysis)")
+    parts = ["![Accuracy of every run on CIFAR-10](results/figures/cifar10-rows.svg)", table(heads, lines)]
+    if waiting:
+        parts.append(f"Still to be run: {'; '.join(waiting)}.")
+    parts.append("[REPRODUCTION.md](REPRODUCTION.md) has every number.")
+    return "\n\n".join(parts)
+
+
+def with_passage(text: str, content: str) -> str:
+    """A README with this passage, if it has a place for one."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    return f"{before}{begin}\n\n{content}\n\n{end}{after}" if end else text
+
+
+# Words
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *rows))
+
+
+def signed(value: float) -> str:
+    """+1.25 or -1.25; what rounds to zero has no sign."""
+    text = f"{value:+.2f}"
+    return text if float(text) else text[1:]
+
+
+def _ends(interval: tuple[float, float] | None) -> str:
+    return "–" if interval is None else " to ".join(signed(100 * end) for end in interval)
+
+
+def _mean(values: Iterable[float | None]) -> float:
+    return float(np.mean([math.inf if value is None else value for value in values]))
+
+
+def _equals(p: float | str) -> str:
+    text = p if isinstance(p, str) else p_value(p)
+    return text if text.startswith("<") else f"= {text}"
+
+
+def _reached(is_reached: bool) -> str:
+    return "reached" if is_reached else "not reached"
+
+
+def _figure(drawn: dict[str, Draw], name: str, draw: Draw, alternative: str) -> str:
+    drawn[name] = draw
+    return f"![{alternative}](results/figures/{name}.svg)"

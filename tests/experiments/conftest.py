@@ -1,0 +1,6 @@
+"""Makes experiments/ and benchmarks/ importable, which are no part of the package."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
