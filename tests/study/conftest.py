@@ -1,17 +1,11 @@
-"""What tests of the study share: runs in this process, and the digits."""
+"""What tests of the study share."""
 
 import pytest
 
-from maxgain.study.data import table as datasets
-from maxgain.study.data.splits import Dataset
-from one_process import in_this_process
+from maxgain.study import data
 
 
-@pytest.fixture
-def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_this_process(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return datasets.load("digits", fold=0)
+@pytest.fixture(scope="session")
+def digits():
+    """The first fold of digits: 108 training, 36 validation and 36 test images."""
+    return data.load("digits", fold=0)

@@ -1,254 +1,222 @@
-"""The study in Python: one's own tensors and network, with the same records, tests and page as the command line's."""
+"""The study in Python, on tiny data of one's own."""
 
-import subprocess
-import sys
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
-from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch import Tensor, nn
 
-from maxgain.errors import DataError, RecipeError
-from maxgain.study import api, compare, dataset, page, train, training, tune
-from maxgain.study.cli.app import main
-from maxgain.study.comparing import jobs, records
-from maxgain.study.models import NETWORKS
-from maxgain.study.runs import Watcher, perform
+from maxgain.errors import MaxGainError
+from maxgain.study import Machine, Recipe, Run, compare, dataset, load, page, train, tune
+from maxgain.study import run as runs
+from maxgain.study.api import Settings
+from maxgain.study.data import Dataset
+from maxgain.study.plan import read_plan
+from maxgain.study.running import Source, Task
 
-QUICK = {"epochs": 2, "batch_size": 8, "device": "cpu"}
+TWO = Machine(jobs=2, device="cpu")
+ONE = Machine(jobs=1, device="cpu")
+QUICK = {"epochs": 2, "batch_size": 16}
 
 
-def part(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def part(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Images whose brighter half is their label."""
+    draw = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % 2
-    images = (
-        torch.randint(0, 100, (count, 1, 4, 4), dtype=torch.uint8) + (100 * labels).to(torch.uint8)[:, None, None, None]
-    )
+    images = torch.rand(count, 1, 4, 4, generator=draw) / 2
+    images[labels == 1, :, 2:] += 0.3
+    images[labels == 0, :, :2] += 0.3
     return images, labels
 
 
-def my_network(shape, classes, dropout=None):
-    channels, height, width = shape
-    inputs, noise = channels * height * width, [dropout(0.5)] if dropout else []
-    return nn.Sequential(nn.Flatten(), *noise, nn.Linear(inputs, 8), nn.ReLU(), nn.Linear(8, classes))
+@pytest.fixture(scope="module")
+def halves() -> Dataset:
+    return dataset("halves", train=part(80, 0), test=part(40, 1))
 
 
-@pytest.fixture
-def data():
-    return dataset("mine", part(32), part(16), validation=part(8), classes=["dark", "light"])
+def small(shape, classes, batchnorm=False, dropout=None) -> nn.Module:
+    noise = [dropout(0.5)] if dropout else []
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), *noise, nn.Linear(8, classes))
 
 
-def never(*_, **__):
-    pytest.fail("this is recorded already")
+def test_a_run_gives_its_model_back(halves, tmp_path) -> None:
+    run = train(halves, "maxgain=2", network=small, out=tmp_path, epochs=20)
+    assert isinstance(run, Run)
+    assert run.result.test_accuracy == 1.0
+    images, labels = part(40, 1)
+    with torch.no_grad():
+        logits = run.model(small)(images * 2 - 1)
+    assert (logits.argmax(1) == labels).float().mean() > 0.9
+    assert load(tmp_path)[0].recipe.regulariser == "maxgain=2"
 
 
-def test_a_network_of_ones_own_is_trained_and_goes_on(data, tmp_path) -> None:
-    result = train(data, "maxgain=1.5", network=my_network, out=tmp_path / "run", **QUICK)
-    assert (result["recipe"], result["gamma"]) == ("mine", 1.5)
-    assert result["config"]["network"].startswith("my_network-")
-    assert train(data, "maxgain=1.5", network=my_network, out=tmp_path / "run", **QUICK) == result
-    assert not [name for name in NETWORKS if "my_network" in name]
-    assert "MaxGain (γ = 1.5) on mine" in page(tmp_path / "run", tmp_path / "run.html").read_text()
+def test_the_caller_keeps_its_random_numbers_and_threads(halves, tmp_path) -> None:
+    torch.set_num_threads(2)
+    try:
+        torch.manual_seed(3)
+        expected = torch.rand(3)
+        torch.manual_seed(3)
+        train(halves, "dropout", out=tmp_path / "run", **QUICK)
+        compare(halves, ["none", "maxgain=2"], seeds=2, out=tmp_path / "compare", machine=ONE, **QUICK)
+        assert torch.equal(torch.rand(3), expected)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
 
 
-class Viewing(nn.Module):
-    """As many a network is written: its images must lie in memory as they usually do."""
-
-    def __init__(self, shape, classes) -> None:
-        super().__init__()
-        channels, height, width = shape
-        self.convolution, self.dense = nn.Conv2d(channels, 4, 3, padding=1), nn.Linear(4 * height * width, classes)
-
-    def forward(self, x):
-        x = self.convolution(x).relu()
-        return self.dense(x.view(x.size(0), -1))
+def test_tune_has_no_test_scores(halves, tmp_path) -> None:
+    tuned = tune(halves, "maxgain", grid={"maxgain": [0.1, 2.0]}, out=tmp_path, machine=ONE, epochs=10)
+    assert tuned.best == "maxgain=2"
+    assert [result.test_accuracy for result in load(tmp_path)] == [None, None]
+    assert not any("test" in result.gains or result.correct for result in tuned.results)
 
 
-def test_a_network_of_ones_own_gets_its_images_as_they_usually_lie_in_memory(data, tmp_path, monkeypatch) -> None:
-    as_on_a_gpu = {("cpu", network): layout for (_, network), layout in training.MEMORY_FORMATS.items()}
-    monkeypatch.setattr(training, "MEMORY_FORMATS", as_on_a_gpu)
-    train(data, "maxgain=1.5", network=Viewing, out=tmp_path / "run", **QUICK)
+@pytest.fixture(scope="module")
+def compared(halves, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compared")
+    rows = ["none", "dropout", "maxgain"]
+    how = {"folds": 3, "tuned": "grid", "grid": {"maxgain": [0.1, 2.0], "dropout": [0.5]}, "network": small}
+    return folder, lambda **more: compare(halves, rows, **{"out": folder, "machine": TWO, **how, **QUICK, **more})
 
 
-def test_results_print_as_tables_and_notebooks_show_them(data, tmp_path) -> None:
-    run = train(data, "maxgain=1.5", network=my_network, out=tmp_path / "run", **QUICK)
-    tuned = tune(data, grid="gamma=1:2:1", network=my_network, out=tmp_path / "search", **QUICK)
-    comparison = compare(data, ["none", "maxgain=1"], network=my_network, out=tmp_path / "two", seeds=2, **QUICK)
-    for shown, words in (
-        (run, ("mine, maxgain=1.5", "accuracy", "validation", "(nats)")),
-        (tuned, ("chosen on the validation part", "gamma", "one of the 8 validation images")),
-        (comparison, ("mine: test accuracy in %, over 2 seeds", "maxgain=1 : none", "verdict")),
-    ):
-        assert all(word in str(shown) for word in words), str(shown)
-        assert shown._repr_html_().startswith("<table><caption>mine")
-        assert len(repr(shown)) < 100
-    assert repr(data) == "<mine: images of (1, 4, 4) in 2 classes: 32 train, 8 validation, 16 test>"
+def test_compare_and_page(compared, tmp_path) -> None:
+    folder, again = compared
+    comparison = again()
+    assert [row.name for row in comparison.rows] == ["none", "dropout", "maxgain"]
+    assert len(comparison.to_frame()) == 3
+    assert max(map(len, str(comparison).splitlines())) <= 80
+    assert read_plan(folder).numbers["maxgain"].keys() == {0, 1, 2}
+    assert "<html" in page(folder, tmp_path / "report.html").read_text()
 
 
-def test_a_comparison_is_recorded_and_made_a_page_of(data, tmp_path, monkeypatch) -> None:
-    rows, said = ["none", "maxgain=1"], []
-    comparison = compare(data, rows, network=my_network, out=tmp_path, seeds=2, tell=said.append, **QUICK)
-    assert [row.done for row in comparison.rows] == [2, 2]
-    assert len(records.read(tmp_path / "results").runs) == 4
-    assert said[-1] == "comparing: 4 of 4 runs, maxgain=1, seed 1: done"
-    monkeypatch.setattr(jobs, "run_recorded", never)  # nothing is trained twice
-    again = compare(data, rows, network=my_network, out=tmp_path, seeds=2, **QUICK)
-    assert again.contrasts == comparison.contrasts
-    assert "Regularisers compared on mine" in page(tmp_path, tmp_path / "report.html").read_text()
+def test_the_same_call_trains_nothing_again(compared) -> None:
+    folder, again = compared
+    first = again()
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("result.json")}
+    assert str(again()) == str(first)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("result.json")} == before
 
 
-def test_numbers_are_chosen_on_every_fold_before_folds_are_compared(data, tmp_path) -> None:
-    comparison = compare(
-        data,
-        ["none", "dropout", "maxgain", "maxgain+dropout"],
-        contrasts="matched",
-        tuned=True,
-        grid="gamma=0.5:1.5:1",
-        folds=3,
-        network=my_network,
-        out=tmp_path,
-        rope=1,
-        **QUICK,
-    )
-    question = comparison.question
-    assert (question.over, question.cross_validation, question.units) == ("fold", 3, (0, 1, 2))
-    assert question.tuning_runs == {"maxgain": 2, "maxgain+dropout": 2}
-    assert question.contrasts == (("maxgain", "none"), ("maxgain+dropout", "dropout"))
-    chosen = {run.regulariser for run in question.rows["maxgain"]}
-    assert chosen <= {"maxgain=0.5", "maxgain=1.5"}
-    assert len(records.read(tmp_path / "tuning" / "results").runs) == 12
-    assert all(run["test_accuracy"] is None for run in records.read(tmp_path / "tuning" / "results").runs)
-    assert "Chosen: maxgain=" in page(tmp_path, tmp_path / "report.html").read_text()
+def test_where_runs_are_trained_changes_no_bit(compared, halves, tmp_path) -> None:
+    folder, again = compared
+    again()
+    again(out=tmp_path, machine=ONE)
+    weights = [{r.key: r.weights_sha256 for r in load(place / "runs")} for place in (folder, tmp_path)]
+    assert weights[0] == weights[1]
 
 
-def test_a_number_is_chosen_without_a_look_at_the_test_part(data, tmp_path) -> None:
-    tuned = tune(data, "maxgain", grid=["gamma=1:2:1"], network=my_network, out=tmp_path, **QUICK)
-    assert tuned.regulariser in ("maxgain=1", "maxgain=2")
-    assert "test_accuracy" not in tuned.to_json()
-    assert len(tuned.curve) == 2
-    assert "γ for MaxGain on mine" in page(tmp_path, tmp_path / "tune.html").read_text()
+def test_threads_of_a_gpu_give_the_same_results(compared, monkeypatch, tmp_path) -> None:
+    """On the CPU, whose runs take turns in one process."""
+    folder, again = compared
+    monkeypatch.setattr(Machine, "has_gpu", True)
+    assert str(again(out=tmp_path, machine=TWO)) == str(again())
+    weights = [{r.key: r.weights_sha256 for r in load(place / "runs")} for place in (folder, tmp_path)]
+    assert weights[0] == weights[1]
 
 
-def test_python_and_the_command_line_compute_the_same_and_share_their_records(tmp_path, monkeypatch, capsys) -> None:
-    settings = {"epochs": 1, "network": "mlp", "device": "cpu"}
-    here = compare("digits", ["none", "maxgain=2"], folds=2, out=tmp_path, **settings)
-    monkeypatch.setattr(jobs, "run_recorded", never)  # what Python recorded is not trained again
-    words = ["compare", "digits", "--regularisers", "none", "maxgain=2", "--folds", "2", "--epochs", "1"]
-    assert main([*words, "--network", "mlp", "--device", "cpu", "--out", str(tmp_path), "--json"]) == 0
-    assert f'"mean": {here.row("none").summary.mean}' in capsys.readouterr().out
+def test_shards_are_disjoint_and_complete(halves, tmp_path) -> None:
+    how = {"seeds": 3, "machine": ONE, "out": tmp_path, **QUICK}
+    for shard in ("0/2", "1/2"):
+        compare(halves, ["none", "maxgain=2"], shard=shard, **how)
+    assert not (tmp_path / "plan.json").exists()
+    assert len(load(tmp_path)) == 6
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
+    assert len(compare(halves, ["none", "maxgain=2"], **how).scores["none"]) == 3
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")} == before
 
 
-class Pictures(Dataset):
-    """As a folder of pictures: images from Pillow, grey or in colour, and their labels."""
+def test_two_threads_with_networks_of_their_own(halves, tmp_path) -> None:
+    """Each thread trains its own function, and finds it again."""
+    errors, made = [], []
 
-    def __init__(self, images, labels, mode="L") -> None:
-        self.items = list(zip(images, labels, strict=True))
-        self.mode = mode
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, number):
-        image, label = self.items[number]
-        return Image.fromarray(image[0].numpy()).convert(self.mode), int(label)
-
-
-def test_every_form_in_which_people_have_images_becomes_the_same_data() -> None:
-    images, labels = part(20)
-    same = [
-        (images, labels),
-        (images.numpy(), labels.tolist()),
-        [images.float() / 255, labels.float()],
-        TensorDataset(images, labels),
-        TensorDataset(images / 255, labels),
-        Pictures(images, labels),
-    ]
-    made = [dataset("mine", form, form, form) for form in same]
-    assert len({data.fingerprint for data in made}) == 1
-    colour = Pictures(images, labels, "RGB")
-    assert dataset("mine", colour, colour).shape == (3, 4, 4)
-
-
-def test_without_a_validation_part_a_fifth_of_the_training_images_becomes_one() -> None:
-    data = dataset("mine", part(40), part(8))
-    assert (len(data.train), len(data.validation)) == (32, 8)
-    assert data.validation.labels.bincount().tolist() == [4, 4]
-    assert dataset("mine", part(40), part(8)).fingerprint != data.fingerprint  # the images are drawn anew
-    assert data.classes == ("0", "1")
-
-
-def test_another_network_under_the_same_name_is_another_run(data, tmp_path) -> None:
-    def wide(width):
-        def network(shape, classes):
+    def one(width: int) -> None:
+        def network(shape, classes) -> nn.Module:
+            made.append(width)
             return nn.Sequential(nn.Flatten(), nn.Linear(16, width), nn.ReLU(), nn.Linear(width, classes))
 
-        return network
+        try:
+            run = train(halves, "maxgain", network=network, out=tmp_path / str(width), **QUICK)
+            assert run.model(network)[1].out_features == width
+        except BaseException as error:
+            errors.append(error)
 
-    for width, runs in ((8, 2), (4, 4), (8, 4)):
-        compare(data, ["none"], seeds=2, network=wide(width), out=tmp_path, **QUICK)
-        assert len(records.read(tmp_path / "results").runs) == runs
-
-
-def test_other_data_under_the_same_name_are_other_runs_and_another_search(data, tmp_path) -> None:
-    other = dataset("mine", part(24), part(16), validation=part(8))
-    for mine, count in ((data, 1), (other, 2), (data, 2)):
-        compare(mine, ["none"], seeds=1, out=tmp_path / "runs", **QUICK)
-        assert len(records.read(tmp_path / "runs" / "results").runs) == count
-        tune(mine, grid="gamma=1:1:1", out=tmp_path / "search", **QUICK)
-        assert len(list((tmp_path / "search" / "runs").iterdir())) == count
-
-
-def test_a_stopped_run_is_saved_and_raises_what_python_raises(data, tmp_path, monkeypatch) -> None:
-    def stop(*_):
-        raise api.Interrupted("runs/mine")
-
-    monkeypatch.setattr(api, "perform", lambda *args, **more: perform(*args, **more, watcher=Watcher(stepped=stop)))
-    with pytest.raises(KeyboardInterrupt, match="is saved: the same call goes on"):
-        train(data, out=tmp_path, **QUICK)
+    threads = [threading.Thread(target=one, args=(width,)) for width in (3, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert set(made) == {3, 5}
 
 
-def test_what_makes_no_sense_is_said_in_pythons_words(data, tmp_path) -> None:
-    images, labels = part(4)
-    with pytest.raises(DataError, match=r"fractions from 0 to 1, and here torch.float32 goes from"):
-        dataset("mine", (images.float(), labels), part(2))
-    with pytest.raises(DataError, match="2 images and labels of shape"):
-        dataset("mine", (images[:2], torch.zeros(3)), part(2))
-    with pytest.raises(DataError, match="labels must be below 100,000, and one of them is 1099511627776"):
-        dataset("mine", (images, torch.full((4,), 2**40)), part(2))
-    with pytest.raises(DataError, match="whole numbers from 0 on"):
-        dataset("mine", (images, labels - 1), part(2))
-    from_one = [(images, labels + 1) for images, labels in (part(4), part(4))]
-    with pytest.raises(DataError, match="labels are counted from 0, and the least here is 1"):
-        dataset("mine", train=from_one[0], test=from_one[1])
-    with pytest.raises(DataError, match="choose another name"):
-        dataset("digits", part(4), part(2))
-    with pytest.raises(DataError, match="items must be pairs"):
-        dataset("mine", TensorDataset(images), part(2))
-    with pytest.raises(RecipeError, match=r"called with \(shape, classes, batchnorm=...\), which it does not take"):
-        train(data, "batchnorm", network=my_network, out=tmp_path, **QUICK)
-    with pytest.raises(RecipeError, match="there is no setting 'rate'"):
-        train(data, out=tmp_path, rate=3)
-    with pytest.raises(RecipeError, match="no setting 'gamma': write it into the regulariser, as in maxgain=2"):
-        train(data, out=tmp_path, gamma=3)
-    with pytest.raises(RecipeError, match="needs folds or seeds"):
-        compare(data, ["none"], out=tmp_path)
-    with pytest.raises(RecipeError, match="makes a new one for every run"):
-        train(data, network=nn.Linear(2, 2), out=tmp_path)
-    with pytest.raises(RecipeError, match="there is no recipe 'digit': did you mean 'digits'"):
-        train("digit", out=tmp_path)
-    for wrong, said in {
-        nn.Identity(): "has no parameters",
-        nn.Linear(3, 2): r"cannot take images of .*: RuntimeError",
-        nn.Sequential(nn.Flatten(), nn.LazyLinear(1)): r"numbers of the shape \(2, 2\), and not \(2, 1\)",
-        nn.Sequential(nn.Flatten(), nn.LazyLinear(2), nn.LSTM(2, 2)): "and not tuple",
-    }.items():
-        with pytest.raises(RecipeError, match=said):
-            train(data, network=lambda shape, classes, wrong=wrong: wrong, out=tmp_path, **QUICK)
-    assert not list(tmp_path.iterdir())
+def killing(times: int, marks: Path, parent: int) -> Callable[..., nn.Module]:
+    """A network that kills the process of a row with dropout, this many times."""
+
+    def network(shape, classes, dropout=None) -> nn.Module:
+        if dropout is not None and os.getpid() != parent and len(list(marks.iterdir())) < times:
+            (marks / str(os.getpid())).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        noise = [dropout(0.5)] if dropout else []
+        return nn.Sequential(nn.Flatten(), *noise, nn.Linear(16, classes))
+
+    return network
 
 
-def test_the_commands_do_not_wait_for_what_python_needs() -> None:
-    code = "import sys, maxgain.study; assert 'maxgain.study.api' not in sys.modules and 'scipy' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-    assert np.array_equal(sorted(dir(sys.modules["maxgain.study"])), sorted(api.__all__))
+@pytest.mark.parametrize(("times", "status"), [(1, "ok"), (2, "failed")])
+def test_a_killed_worker_costs_one_run(halves, tmp_path, times, status) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    network = killing(times, marks, os.getpid())
+    how = {"seeds": 1, "network": network, "machine": TWO, "out": tmp_path / "out", **QUICK}
+    compare(halves, ["none", "maxgain=2", "dropout"], **how)
+    found = {result.recipe.regulariser.partition("=")[0]: result for result in load(tmp_path / "out")}
+    assert {name: result.status for name, result in found.items()} == {"none": "ok", "maxgain": "ok", "dropout": status}
+    assert found["dropout"].fault == ("machine" if status == "failed" else "")
+    compare(halves, ["none", "maxgain=2", "dropout"], **how)  # tries it once more
+    assert all(result.status == "ok" for result in load(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda data, out: train(data, "maxgain", epoch=3, out=out), "epoch"),
+        (lambda data, out: train(data, "maxgain", epochs=0, out=out), "epochs"),
+        (lambda data, out: train(data, "maxgian", out=out), "regulariser"),
+        (lambda data, out: train("digitz", out=out), "recipe"),
+        (lambda data, out: train("digits", network=small, out=out), "network"),
+        (lambda data, out: train(data, network=lambda shape, classes: 3, out=out), "network"),
+        (lambda data, out: tune(data, "maxgain=2", out=out), "regulariser"),
+        (lambda data, out: tune(data, "maxgain", grid={"dropout": [1.0]}, out=out), "grid"),
+        (lambda data, out: compare(data, ["none"], seeds=2, shard="2/2", out=out), "shard"),
+        (lambda data, out: compare(data, ["none"], seeds=2, shard="9", out=out), "shard"),
+        (lambda data, out: compare(data, ["none"], folds=2, out=out), "folds"),
+        (lambda data, out: compare(data, ["none"], seeds=1, machine=Machine(jobs=0), out=out), "jobs"),
+    ],
+)
+def test_refused_before_anything_is_written(halves, tmp_path, call, field) -> None:
+    with pytest.raises(MaxGainError) as refusal:
+        call(halves, tmp_path / "out")
+    assert refusal.value.field == field
+    assert not (tmp_path / "out").exists()
+
+
+def test_settings_are_the_recipes_fields() -> None:
+    assert {*Settings.__annotations__, "name", "dataset", "network", "regulariser"} == {f.name for f in fields(Recipe)}
+
+
+def test_a_full_disk_is_a_fault_of_the_machine(halves, tmp_path, monkeypatch) -> None:
+    recipe = Recipe("halves", "halves", "mlp", "adam", 1e-3, epochs=1, batch_size=16)
+    task = Task(recipe, tmp_path, Source(dataset=halves), "cpu", True)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs._files, "write", full)
+        assert task.perform().fault == "machine"
+    assert task.perform().status == "ok"

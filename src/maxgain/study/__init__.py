@@ -1,36 +1,43 @@
-"""The study around the method: data, networks, training, comparison and reports (extra ``study``).
+"""The study: train, tune and compare regularisers, and report what came out (extra ``study``).
 
-For Python it offers `train`, `tune` and `compare`, `dataset` for data of your own, and `page`: see ``api.py``.
+`maxgain.study.api` describes the functions.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from maxgain.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from .api import compare as compare
-    from .api import dataset as dataset
     from .api import page as page
+    from .api import run_plan as run_plan
     from .api import train as train
     from .api import tune as tune
+    from .data import dataset as dataset
+    from .plan import Plan as Plan
+    from .recipe import Recipe as Recipe
+    from .result import export as export
+    from .result import load as load
+    from .run import Run as Run
+    from .running import Machine as Machine
 
-__all__ = ["compare", "dataset", "page", "train", "tune"]
+_HOMES = {
+    "compare": "api", "page": "api", "run_plan": "api", "train": "api", "tune": "api", "dataset": "data",
+    "Plan": "plan", "Recipe": "recipe", "Run": "run", "export": "result", "load": "result", "Machine": "running",
+}  # fmt: skip
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    """The names above, when they are asked for: everything that they need takes seconds to import."""
-    if name not in __all__:
+    """Import a name when it is used: all of the study takes seconds."""
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from . import api
+        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("maxgain"):
             raise
         raise MissingExtraError(f"the study needs {error.name}: pip install 'maxgain[study]'.") from error
-    return getattr(api, name)
-
-
-def __dir__() -> list[str]:
-    return __all__

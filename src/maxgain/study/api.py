@@ -1,313 +1,322 @@
-"""The study in a few lines of Python: train, tune and compare, on data and networks of your own.
+"""The study in Python: train, tune and compare, on your own data and networks or on those that recipes name.
 
-    from maxgain.study import compare, dataset, page
+    from maxgain.study import compare, dataset, page, train
 
+    run = train("digits", "maxgain=2")            # run.result, run.history, run.model()
     data = dataset("mine", train=(images, labels), test=(more_images, more_labels))
-    comparison = compare(data, ["none", "maxgain=2"], network=my_network, out="compare-mine", folds=5)
-    print(comparison)
-    page("compare-mine", "report.html")
+    comparison = compare(data, ["none", "maxgain"], network=my_network, folds=5, tuned="early", out="runs/mine")
+    print(comparison)                             # comparison.to_frame(): a pandas data frame
+    page("runs/mine", "report.html")
 
-Everything is recorded as the command line records it, so `maxgain report` makes a page of it too, and the same call
-trains nothing that is recorded already. Runs follow each other in this process; one that is stopped by Ctrl-C is saved,
-and the same call goes on with it. Errors are those of `maxgain.errors`.
+The same call continues what was stopped and trains nothing twice. Progress goes to the logger 'maxgain.study'.
 """
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, fields
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Literal, TypedDict, Unpack
 
-import torch
+import msgspec
 
-from maxgain.errors import MaxGainError, RecipeError
-from maxgain.functional import check_count
+from maxgain.errors import FileError, RecipeError, RunError
 
-from .comparing import asking, records, tuned
-from .comparing import jobs as work
-from .comparing import tune as searching
-from .comparing.asking import Asked
-from .comparing.comparison import Comparison
-from .comparing.engine import InTurn
-from .comparing.jobs import Job
-from .comparing.question import Analysis
-from .comparing.records import Record
-from .comparing.tuned import Tuned
-from .data.splits import Dataset
-from .own import Network, dataset, known
-from .reading import converted
-from .recipes import Recipe, recipe_named
-from .report import page as pages
-from .runs import Interrupted, Place, perform
-from .schema import Result
-from .trained import scores_table
-from .wording import clause, counted, unknown
+from . import _files, comparison, tuning
+from .comparison import Comparison
+from .data import DATASETS, Dataset
+from .networks import Builder, name_network
+from .plan import Plan, Tuned, make_plan
+from .recipe import RECIPES, Recipe
+from .report import write_page
+from .run import Metrics, Result, Run, load
+from .run import perform as perform_run
+from .running import Machine, Source, reused_workers, run_missing
+from .tuning import Tuning, open_parts
 
-__all__ = ["compare", "dataset", "page", "train", "tune"]
-
-Data = Dataset | str
-"""What `dataset` made, or the name of a recipe that 'maxgain list recipes' shows, with the data set that it names."""
-Tell = Callable[[str], None]
-T = TypeVar("T")
-FIXED = {"name", "dataset"}
-"""What the data decide."""
+RUNS, TUNING, COMPARISON = "runs", "tuning", "comparison.json"
+log = logging.getLogger("maxgain.study")
 
 
-class Trained(dict[str, Any]):
-    """What result.json holds of a run, which `print` shows as a table of its scores."""
+class Settings(TypedDict, total=False):
+    """Fields of a recipe that a call may change; `Recipe` describes them."""
 
-    def __repr__(self) -> str:
-        return f"<run of {self['recipe']}, {self['regulariser']}, seed {self['seed']}>"
-
-    def __str__(self) -> str:
-        return str(scores_table(cast("Result", self)))
-
-    def _repr_html_(self) -> str:
-        return scores_table(cast("Result", self))._repr_html_()
+    optimiser: Literal["adam", "sgd"]
+    learning_rate: float
+    epochs: int
+    batch_size: int
+    schedule: Literal["steps", "cosine", "triangular"]
+    milestones: tuple[int, ...]
+    decay: float
+    weight_decay: float
+    augment: bool
+    cutout: int
+    label_smoothing: float
+    label_noise: float
+    train_on: Literal["train", "train+validation"]
+    include: tuple[str, ...]
+    p: float
+    seed: int
+    fold: int | None
+    cross_validation: int | None
+    image_size: int | None
+    precision: Literal["auto", "float32", "bfloat16"]
 
 
 def train(
-    data: Data,
+    data: Dataset | str,
     regulariser: str = "maxgain",
     *,
-    network: Network | None = None,
-    out: str | Path,
+    network: str | Builder | None = None,
+    out: str | Path | None = None,
+    root: str | Path | None = None,
     device: str = "auto",
-    **settings: Any,
-) -> Trained:
-    """Train one network; what is returned is what `maxgain train` writes into result.json, and prints as a table.
+    **settings: Unpack[Settings],
+) -> Run:
+    """Train one network, or continue the run in `out`, and return it.
 
     Args:
-        data: What to train on: see `dataset`; or the name of a recipe, such as digits.
-        regulariser: As on the command line: maxgain=2+dropout.
-        network: The name of a network, or a function that makes one from an image's shape and the number of classes;
-            without it mlp, or the recipe's own.
-        out: The run's folder; a run in it goes on where it was.
+        data: Your own data (see `dataset`), or the name of a recipe such as digits.
+        regulariser: Regularisers joined by +, numbers optional: maxgain=2+dropout.
+        network: Name of a network, or a function (shape, classes) -> module. Default: the recipe's, or mlp.
+        out: The run's folder. Default: below runs/.
+        root: Folder of the data sets that recipes name.
         device: cpu, cuda, or auto.
-        **settings: Fields of a recipe: epochs, learning_rate, batch_size, optimiser, seed, ...
+        **settings: Fields of the recipe to change.
     """
-    with _asked_in_python(), _recipe(data, network, regulariser, settings) as recipe:
-        place = _place(data, out, device)
-        return Trained(perform(recipe, place, place.load_data(recipe), resume=True))
+    recipe, source = _recipe(data, network, root, settings)
+    recipe = replace(recipe, regulariser=regulariser)
+
+    def report(line: Metrics) -> None:
+        loss = "" if line.train_loss is None else f", training loss {line.train_loss:.4f}"
+        log.info("epoch %d%s", line.epoch, loss, extra={"done": line.epoch, "total": recipe.epochs})
+
+    folder = Path(out) if out else Path("runs") / recipe.title
+    return perform_run(
+        recipe, folder, source.dataset, device=device, data=source.data, network=source.network, on_epoch=report
+    )
 
 
 def tune(
-    data: Data,
+    data: Dataset | str,
     regulariser: str = "maxgain",
     *,
-    grid: str | Sequence[str] = (),
-    trials: int | None = None,
-    network: Network | None = None,
-    out: str | Path,
-    device: str = "auto",
-    tell: Tell = lambda sentence: None,
-    **settings: Any,
-) -> Tuned:
-    """Choose the numbers that a regulariser leaves open on the validation part; `print` shows what was tried.
+    by: Tuned = "grid",
+    grid: Mapping[str, Sequence[float]] | None = None,
+    budget: int | None = None,
+    network: str | Builder | None = None,
+    out: str | Path | None = None,
+    root: str | Path | None = None,
+    machine: Machine | None = None,
+    **settings: Unpack[Settings],
+) -> Tuning:
+    """Choose the numbers that a regulariser leaves open, without the test part; `.best` is what to train with.
 
     Args:
-        data: What to train on: see `dataset`; or the name of a recipe. Its test part is not looked at.
+        data: Your own data, or the name of a recipe.
         regulariser: What to tune: maxgain, or maxgain+dropout.
-        grid: Values to try, as gamma=1.25:3:0.25; several are multiplied.
-        trials: Without a grid, how many points optuna's TPE proposes: 30, unless it is said.
-        network: The name of a network, or a function that makes one.
-        out: The search's folder; a search in it goes on where it was.
-        device: cpu, cuda, or auto.
-        tell: What to do with a sentence for each trial that begins: print, for example.
-        **settings: Fields of a recipe: epochs, learning_rate, batch_size, optimiser, seed, ...
+        by: 'grid' and 'tpe' choose by validation accuracy; 'early' chooses γ by the training loss of short runs.
+        grid: Values to try, by regulariser: {"maxgain": [1, 1.5, 2]}.
+        budget: Number of runs of a grid or of TPE. Default: 9, or 27 for TPE.
+        network: Name of a network, or a function that makes one.
+        out: The search's folder. Default: below runs/.
+        root: Folder of the data sets that recipes name.
+        machine: Device and number of runs at once.
+        **settings: Fields of the recipe to change.
     """
-    with _asked_in_python(), _recipe(data, network, regulariser, settings) as recipe:
-        if trials is not None:
-            check_count("trials", trials)
-        space, proposals = searching.search_space(recipe.regulariser, _texts("grid", grid), trials)
-        place = _place(data, out, device)
-        search = searching.Search(
-            recipe=recipe,
-            space=space,
-            folder=place.folder,
-            trials=proposals,
-            device=place.device,
-            own=place.own,
-        )
-        curve = searching.run(search, InTurn(), on_start=lambda tried: tell(f"tuning: {tried.regulariser}"))
-        return tuned.concluded(search, curve)
+    recipe, source = _recipe(data, network, root, settings)
+    machine = machine or Machine()
+    folder = Path(out) if out else Path("runs") / f"tune-{recipe.name}-{regulariser}"
+    recipe = replace(recipe, regulariser=regulariser)
+    _expect_tunable([regulariser], grid)
+
+    recorded = _recorded(folder / TUNING) if by == "tpe" else []
+    with reused_workers() as workers:
+        perform = partial(run_missing, machine=machine, source=source, test=False, workers=workers)
+
+        def run(recipes: Sequence[Recipe]) -> list[Result]:
+            return list(_reported(perform(recipes, folder / TUNING), len(recipes), "tuning"))
+
+        tuned = tuning.tune(recipe, run, by, grid=grid, budget=budget, at_once=machine.at_once, recorded=recorded)
+    _files.write_json(folder / "tuning.json", {"regulariser": tuned.best, "by": by, "rule": tuning.RULES[by]})
+    return replace(tuned, folder=folder)
 
 
 def compare(
-    data: Data,
-    regularisers: Sequence[str],
+    data: Dataset | str,
+    rows: Sequence[str],
     *,
     folds: int | None = None,
     seeds: int | None = None,
-    network: Network | None = None,
-    out: str | Path,
-    baseline: str | None = None,
-    contrasts: str | Sequence[str] = (),
-    tuned: bool = False,
+    contrasts: Sequence[str] = (),
+    tuned: Tuned | None = None,
+    grid: Mapping[str, Sequence[float]] | None = None,
     budget: int | None = None,
-    grid: str | Sequence[str] = (),
     rope: float | None = None,
-    decide_by: Analysis = "paired",
-    hold_out: bool = False,
-    device: str = "auto",
-    tell: Tell = lambda sentence: None,
-    **settings: Any,
+    decide_by: Literal["paired", "pooled"] = "paired",
+    network: str | Builder | None = None,
+    out: str | Path | None = None,
+    root: str | Path | None = None,
+    machine: Machine | None = None,
+    shard: str | None = None,
+    **settings: Unpack[Settings],
 ) -> Comparison:
-    """Train every regulariser on every fold or with every seed, and test the paired differences of their accuracies.
+    """Train every row on every fold or seed and test the paired differences in test accuracy.
 
     Args:
-        data: What to train on: see `dataset`; or the name of a recipe.
-        regularisers: The rows, as on the command line: none, dropout, maxgain=2+dropout.
-        folds: On how many folds. Data of your own are cut into as many for cross-validation, at least three, and
-            their test part is left alone.
-        seeds: With how many seeds, from `seed` on; with folds, on each of them.
-        network: The name of a network, or a function that makes one.
-        out: The comparison's folder; what is recorded there is not trained again.
-        baseline: What the others are tested against: the first, unless it is said.
-        contrasts: Test these pairs instead: maxgain+dropout:dropout; 'matched' stands for every X and maxgain+X.
-        tuned: First choose the numbers that a regulariser leaves open, on each fold's validation part.
-        budget: With `tuned`, how many runs to choose a row's numbers with: 9, unless it is said.
-        grid: With `tuned`, the values to try instead, as gamma=1.25:3:0.25.
-        rope: A difference below this many percentage points does not matter in practice.
-        decide_by: Which analysis verdicts follow: paired, or pooled over all rows.
-        hold_out: Train on the training part alone, and not on the validation part too.
-        device: cpu, cuda, or auto.
-        tell: What to do with a sentence for each run that ends: print, for example.
-        **settings: Fields of a recipe: epochs, learning_rate, batch_size, optimiser, seed, ...
+        data: Your own data, or the name of a recipe.
+        rows: Regularisers to compare, the baseline first: none, dropout, maxgain=2+dropout.
+        folds: Number of folds. Data without folds of their own are cross-validated.
+        seeds: Number of seeds; with folds, on each of them.
+        contrasts: Pairs to test instead: maxgain+dropout:dropout; 'matched' is every maxgain+X:X.
+        tuned: First choose the numbers that rows leave open, on each fold, as `tune` does.
+        grid: Values to try when tuning, by regulariser.
+        budget: Tuning runs per row and fold.
+        rope: Region of practical equivalence in percentage points; enables the verdict 'equivalent'.
+        decide_by: Analysis that verdicts follow.
+        network: Name of a network, or a function that makes one.
+        out: The comparison's folder. Default: below runs/.
+        root: Folder of the data sets that recipes name.
+        machine: Device and number of runs at once.
+        shard: Train part i of n only ('0/4'), by fold or seed; the call without it collects all parts.
+        **settings: Fields of the recipe to change. By default final runs train on the validation part too.
     """
-    with _asked_in_python(), _recipe(data, network, None, settings) as recipe:
-        given = {
-            "recipe": recipe,
-            "regularisers": _texts("regularisers", regularisers),
-            "folds": folds,
-            "seeds": seeds,
-            "baseline": baseline,
-            "contrasts": _texts("contrasts", contrasts),
-            "rope": rope,
-            "decide_by": decide_by,
-            "tuned": tuned,
-            "budget": budget,
-            "grid": _texts("grid", grid),
-            "hold_out": hold_out,
-        }
-        asked = _typed(given, Asked)
-        place = _place(data, out, device)
-        comparison = asking.answered(asked, place, _performing(tell))
-        asking.write(comparison, place)
-        return comparison
+    settings.setdefault("train_on", "train+validation")
+    recipe, source = _recipe(data, network, root, settings)
+    machine = machine or Machine()
+    folder = Path(out) if out else Path("runs") / f"compare-{recipe.name}"
+    _expect_tunable(rows, grid)
+    plan = make_plan(
+        recipe,
+        rows,
+        folds=folds,
+        seeds=seeds,
+        own_folds=1 if source.dataset or recipe.cross_validation else DATASETS[recipe.dataset].folds,
+        contrasts=contrasts,
+        tuned=tuned,
+        budget=budget,
+        grid={name: tuple(values) for name, values in (grid or {}).items()},
+        rope=rope,
+        decide_by=decide_by,
+    )
+    return run_plan(plan, folder, source=source, machine=machine, shard=shard)
+
+
+def run_plan(
+    plan: Plan, folder: Path, *, source: Source | None = None, machine: Machine | None = None, shard: str | None = None
+) -> Comparison:
+    """Choose the plan's open numbers, train what is missing of it in `folder`, and compare."""
+    if shard is not None:
+        plan = replace(plan, units=_part(plan.units, shard))
+    with reused_workers() as workers:
+        run = partial(run_missing, machine=machine, source=source, workers=workers)
+        if plan.tuned is not None:
+            plan = _choose(plan, folder, partial(run, folder=folder / TUNING, test=False), machine or Machine())
+        if shard is None:
+            plan.write(folder)
+        recipes = [recipe for unit in zip(*map(plan.recipes, plan.rows), strict=True) for recipe in unit]
+        results = list(_reported(run(recipes, folder / RUNS), len(recipes), "comparing"))
+    compared = comparison.compare(plan, results)
+    if shard is None:
+        _files.write_json(folder / COMPARISON, compared.to_json())
+    return compared
 
 
 def page(folder: str | Path, out: str | Path = "report.html") -> Path:
-    """Make one page of a run, a search or a comparison, and return where it is.
-
-    Args:
-        folder: What `out` named in one of the functions above, or a folder that holds several of such.
-        out: The page.
-    """
-    with _asked_in_python():
-        pages.write(_path(folder), _path(out))
-        return _path(out)
+    """Write one self-contained page of a run, a comparison, or all that lie below a folder, and return its path."""
+    return write_page(Path(folder), Path(out))
 
 
-def _performing(tell: Tell) -> asking.Perform:
-    """Runs one after another, each told of as it ends."""
+def _choose(plan: Plan, folder: Path, perform: Callable[..., Iterator[Result]], machine: Machine) -> Plan:
+    """The plan with the numbers that tuning chose for each row and fold; seeds share one choice."""
+    assert plan.tuned is not None
+    rows = [row for row in plan.rows if tunable(row, plan.tuned)]
+    groups = [plan.units] if plan.over == "seed" else [(unit,) for unit in plan.units]
+    known: dict[str, Result] = {}
 
-    def perform_missing(title: str, jobs: Sequence[Job], place: Place) -> None:
-        missing = work.missing(jobs, records.read(place.results))
-        ended = 0
+    def run(recipes: Sequence[Recipe]) -> list[Result]:
+        missing = [recipe for recipe in recipes if recipe.key not in known]
+        found = _reported(perform(missing), len(missing), "tuning")
+        known.update((result.recipe.key, result) for result in found)
+        return [known[recipe.key] for recipe in recipes]
 
-        def on_done(job: Job, record: Record) -> None:
-            nonlocal ended
-            ended += 1
-            how = "failed" if record["status"] == "failed" else "done"
-            tell(f"{title}: {ended} of {counted(len(missing), 'run')}, {job.called}: {how}")
+    asked = {(row, units): replace(plan.at(units[0])[0], regulariser=row) for units in groups for row in rows}
+    if plan.tuned == "grid":  # all rows at once keeps every core busy
+        run([point for recipe in asked.values() for point in tuning.grid_recipes(recipe, plan.grid, plan.budget)])
+    numbers: dict[str, dict[int, dict[str, float]]] = {row: {} for row in rows}
+    counts: dict[str, int] = {}
+    for (row, units), recipe in asked.items():
+        try:
+            chosen = tuning.tune(
+                recipe, run, plan.tuned, grid=plan.grid, budget=plan.budget, at_once=machine.at_once,
+                recorded=_recorded(folder / TUNING) if plan.tuned == "tpe" else [],
+            )  # fmt: skip
+        except RunError as error:
+            log.warning("%s keeps its default numbers: %s", row, error)
+            continue
+        numbers[row] |= dict.fromkeys(units, chosen.numbers)
+        counts[row] = len(chosen.results)
+    return replace(plan, numbers=numbers, tuning_runs=counts)
 
-        work.perform_all(missing, place, InTurn(), on_done)
 
-    return perform_missing
+def tunable(row: str, by: Tuned) -> bool:
+    """Whether this kind of tuning chooses anything in a row."""
+    return any(by != "early" or part.row.name == "maxgain" for part in open_parts(row))
 
 
-@contextmanager
-def _recipe(data: Data, network: Network | None, regulariser: str | None, settings: dict[str, Any]) -> Iterator[Recipe]:
-    """What is trained, with a network of your own among those that recipes can name."""
+def _expect_tunable(rows: Iterable[str], grid: Mapping[str, Sequence[float]] | None) -> None:
+    names = {part.row.name for row in rows for part in open_parts(row)}
+    if unknown := sorted(set(grid or {}) - names):
+        raise RecipeError(f"no row leaves {unknown[0]!r} open, so its grid has no use.", field="grid")
+
+
+def _recorded(folder: Path) -> list[Result]:
+    try:
+        return load(folder)
+    except FileError:
+        return []
+
+
+def _part(units: Sequence[int], shard: str) -> tuple[int, ...]:
+    number, slash, count = shard.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+        raise RecipeError(f"{shard!r} is no shard: write I/N with I from 0 to N - 1.", field="shard")
+    part = tuple(units[int(number) :: int(count)])
+    if not part:
+        raise RecipeError(f"there are only {len(units)} folds or seeds, so {shard} is empty.", field="shard")
+    return part
+
+
+def _reported(results: Iterable[Result], total: int, what: str) -> Iterator[Result]:
+    for done, result in enumerate(results, start=1):
+        outcome = "done" if result.status == "ok" else f"failed: {result.error}"
+        name = result.recipe.title
+        log.info("%s: %d of %d runs, %s %s", what, done, total, name, outcome, extra={"done": done, "total": total})
+        yield result
+
+
+def _recipe(
+    data: Dataset | str, network: str | Builder | None, root: str | Path | None, settings: Settings
+) -> tuple[Recipe, Source]:
+    """What a call asks to train."""
     if isinstance(data, str):
-        own, recipe = None, recipe_named(data)
-    elif isinstance(data, Dataset):
-        usual: dict[str, Any] = {"optimiser": "adam", "learning_rate": 1e-3, "epochs": 30, "batch_size": 32}
-        own, recipe = data, Recipe(name=data.name, dataset=data.name, network="mlp", **usual)
+        recipe, own = RECIPES[data], None
     else:
-        raise RecipeError(f"data must be what `dataset` makes or the name of a recipe, not {type(data).__name__}.")
-    with known(recipe.network if network is None else network, own) as name:
-        named = {"network": name} | ({} if regulariser is None else {"regulariser": regulariser})
-        possible = [field.name for field in fields(Recipe) if field.name not in FIXED]
-        if strange := [setting for setting in settings if setting not in possible]:
-            if strange[0] == "gamma":  # a flag of the command line
-                raise RecipeError("there is no setting 'gamma': write it into the regulariser, as in maxgain=2.")
-            raise RecipeError(unknown("setting", strange[0], possible))
-        yield _typed(asdict(recipe) | named | settings, Recipe)
-
-
-def _typed(values: dict[str, Any], kind: type[T]) -> T:
-    """An object of values that may be of any type, refused where one has a wrong one."""
+        own = data
+        recipe = Recipe(data.name, data.name, "mlp", "adam", learning_rate=1e-3, epochs=30, batch_size=32)
+    builder = None
+    if callable(network):
+        if own is None:
+            raise RecipeError("a network of your own needs data of your own: see `dataset`.", field="network")
+        builder, network = network, name_network(network, own)
     try:
-        return converted(values, kind)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise RecipeError(f"this cannot be trained: {clause(error)}.") from error
-
-
-def _place(data: Data, out: str | Path, device: str) -> Place:
-    if not isinstance(device, str):
-        raise RecipeError(f"device must be cpu, cuda or auto, not {device!r:.60}.")
-    return Place(_path(out), device=device, own=data if isinstance(data, Dataset) else None)
-
-
-def _path(given: str | Path) -> Path:
-    if not isinstance(given, str | Path) or not str(given):
-        raise RecipeError(f"a folder or a file is named by a text or a Path, not by {given!r:.60}.")
-    return Path(os.path.expanduser(given))  # a folder called ~ is a trap for whoever removes it
-
-
-def _texts(name: str, given: Any) -> tuple[str, ...]:
-    """One text or several, as a tuple."""
-    # An array has ideas of its own about what can be iterated over.
-    several = isinstance(given, Iterable) and not isinstance(given, str) and not hasattr(given, "shape")
-    texts = tuple(given) if several else (given,)
-    if not all(isinstance(text, str) for text in texts):
-        raise RecipeError(f"{name} must be texts, such as ['none', 'maxgain=2'], not {given!r:.60}.")
-    return texts
-
-
-@contextmanager
-def _torch_as_usual() -> Iterator[None]:
-    """What a program has set for all of torch, such as autocast, does not change what a run comes to, nor stop it."""
-    if torch.get_default_dtype() != torch.float32:
-        raise RecipeError(
-            f"networks are trained in torch.float32 here, and torch makes tensors of {torch.get_default_dtype()}: "
-            "call torch.set_default_dtype(torch.float32) before."
+        changed = msgspec.convert(
+            {**msgspec.to_builtins(recipe), **settings, "network": network or recipe.network}, Recipe
         )
-    with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        for kind in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        if torch.get_default_device().type != "cpu":
-            stack.enter_context(torch.device("cpu"))
-        yield
-
-
-@contextmanager
-def _asked_in_python() -> Iterator[None]:
-    """Errors name arguments and not flags, and Ctrl-C is Python's own again once a run is saved."""
-    try:
-        with _torch_as_usual():
-            yield
-    except Interrupted as interruption:
-        raise KeyboardInterrupt(f"{interruption} is saved: the same call goes on with it") from None
-    except MaxGainError as error:
-        text = re.sub(r"'maxgain train --resume [^']*'", "a call with those settings", str(error))
-        text = re.sub(r"--([a-z][a-z-]*)", lambda flag: flag[1].replace("-", "_"), text)
-        raise type(error)(text) from error
+    except msgspec.ValidationError as error:
+        raise RecipeError(f"{error}.") from error
+    if unknown := sorted(settings.keys() - Settings.__annotations__.keys()):
+        raise RecipeError(f"a recipe has no {unknown[0]!r}.", field=unknown[0])
+    return changed, Source(data=Path(root).expanduser() if root else None, dataset=own, network=builder)

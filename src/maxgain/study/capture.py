@@ -14,22 +14,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from .training import Training
+from torch import nn
 
 WARM_UP = 4
-"""Steps before the capture, trained as they are: they compile, allocate, and make the optimiser's state."""
+"""Eager steps before the capture: they compile, allocate, and make the optimizer's state."""
 STEPS_WORTH_COMPILING = 15_000
 """Compiling takes half a minute, and saves a millisecond or two per step."""
 MOST_AHEAD = 2
-"""How many steps of a run wait in the GPU's queue. Two keep the GPU busy. Who sets up a run beside it often has to wait
-until all queues are empty, which takes seconds where a whole epoch is waiting."""
+"""Steps of a run that wait in the GPU's queue. Two keep it busy; a whole epoch would make the set-up of another run
+wait for seconds."""
 MOST_COMPILED = 10_000
-"""How many networks a process may compile; torch's own limit is meant to find a single one that never ends."""
+"""Networks that a process may compile; torch's own limit is there to find a single one that never ends."""
 
 setting_up = threading.RLock()
 """Held while something changes that belongs to the whole process: random numbers, the compiler, a capture."""
@@ -37,41 +34,38 @@ setting_up = threading.RLock()
 
 @dataclass(frozen=True)
 class Speed:
-    """How a step is run on a GPU. The numbers are the same to rounding."""
+    """How a step is run on a GPU; the numbers are the same to rounding."""
 
     graph: bool = True
-    """capture the whole step as one CUDA graph; without it one can look inside"""
+    """capture the whole step as one CUDA graph"""
     compile: bool = True
     """compile the network, if the run is long enough to earn it"""
 
 
-def step_of(training: Training, speed: Speed) -> Callable[[], None]:
-    """What trains on the next batch on a GPU, as fast as that allows."""
-    # By the recipe and the data alone, so that a resumed run does the same. Whoever trains on one fold trains on all of
-    # them, with the same compiled code. Compiled code has no second derivative.
-    steps = training.recipe.epochs * training.steps_per_epoch * training.folds
-    if speed.compile and steps >= STEPS_WORTH_COMPILING and not training.differentiates_images:
-        from torch._dynamo import config
+def compile_network(model: nn.Module) -> Callable[..., torch.Tensor]:
+    """The compiled network; every run of a process may have one."""
+    from torch._dynamo import config
 
-        config.recompile_limit = config.accumulated_recompile_limit = MOST_COMPILED
-        training.forward = torch.compile(training.model, fullgraph=True, dynamic=False)
-    return _Captured(training) if speed.graph else training.step
+    config.recompile_limit = config.accumulated_recompile_limit = MOST_COMPILED
+    compiled: Callable[..., torch.Tensor] = torch.compile(model, fullgraph=True, dynamic=False)
+    return compiled
 
 
-class _Captured:
-    """The step: taken as it is for the first few times, then captured, then replayed."""
+class CapturedStep:
+    """A step that is taken eagerly a few times, then captured, then replayed."""
 
-    def __init__(self, training: Training) -> None:
-        self.training = training
+    def __init__(self, step: Callable[[], None], bare_step: Callable[[], None], generator: torch.Generator) -> None:
+        self.step, self.bare_step, self.generator = step, bare_step, generator
         self.taken = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.ends = cycle([torch.cuda.Event(blocking=True) for _ in range(MOST_AHEAD)])  # type: ignore[no-untyped-call]
         """Of the last replays."""
 
     def __call__(self) -> None:
+        """Train on the next batch."""
         if self.taken < WARM_UP:
             with setting_up:
-                self.training.step()
+                self.step()
             self.taken += 1
             return
         if self.graph is None:
@@ -83,22 +77,18 @@ class _Captured:
         end.record()
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        graph, generator = torch.cuda.CUDAGraph(), self.training.generator
-        assert generator is not None
+        graph = torch.cuda.CUDAGraph()
         here = torch.cuda.current_stream()
         # A graph draws from the generator that was the default when its capture began. Other trainings may go on
         # meanwhile, in their threads.
-        with own_randomness(generator), torch.cuda.graph(graph, stream=here, capture_error_mode="thread_local"):
-            self.training.bare_step()
+        with own_randomness(self.generator), torch.cuda.graph(graph, stream=here, capture_error_mode="thread_local"):
+            self.bare_step()
         return graph
 
 
 @contextmanager
 def stream_for(device: torch.device) -> Iterator[None]:
     """A stream of one's own on a GPU: a graph cannot be captured on the default one, nor run beside others there."""
-    if device.type != "cuda":
-        yield
-        return
     # What is left of an earlier run lies in cycles, and Python does not know how much of a GPU's memory they hold.
     gc.collect()
     with torch.cuda.device(device):
@@ -116,13 +106,13 @@ def stream_for(device: torch.device) -> Iterator[None]:
 
 
 _idle: defaultdict[int, list[torch.cuda.Stream]] = defaultdict(list)
-"""Of each GPU, the streams that no training uses. Torch has 32 streams, and then hands the first one out again: to a
-run that captures on it, perhaps, while another one has been training on it all the time."""
+"""The unused streams of each GPU. Torch has 32 streams, and then hands out the first one again, which another run may
+still be training on."""
 
 
 @contextmanager
 def own_randomness(generator: torch.Generator) -> Iterator[None]:
-    """Within this, a GPU's default generator is this one, and a graph that is captured goes on drawing from it."""
+    """Make this the GPU's default generator; a graph that is captured meanwhile keeps drawing from it."""
     index = generator.device.index
     default = torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
     with setting_up:

@@ -1,12 +1,12 @@
 """The noise regularisers the paper names beside Bernoulli dropout: Gaussian, variational and concrete dropout.
 
-Each is a layer made from the dropout rate of its place, as ``torch.nn.Dropout`` is, and does nothing when the
-network is evaluated. Variational and concrete dropout learn their rate from there. What keeps it from shrinking
-to nothing is a Kullback-Leibler divergence that belongs in the loss: ``noise_penalty`` sums it over a network.
-
-Learned noise is noise on the weights: an input of a layer has one factor per instance, which all of its weights share.
-A convolution reads a channel at many positions with the same weights, so a channel has one factor for all positions.
+Each is a layer made from the dropout rate of its place, as ``torch.nn.Dropout`` is, and does nothing in evaluation.
+Variational and concrete dropout learn their rate from there; ``noise_penalty`` is the divergence that keeps it from
+shrinking to nothing. Learned noise is noise on the weights: an input of a layer has one factor per instance, a channel
+of a convolution has one for all positions.
 """
+
+from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
@@ -23,26 +23,25 @@ Fed = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 TEMPERATURE = 0.1
 """How far concrete dropout is from Bernoulli dropout; the value of Gal et al."""
-
 LARGEST_START = 0.95
 """Where variational dropout starts from rates whose alpha is 1 or more, the bound that alpha stays under."""
 
 
 def per_channel(x: Tensor) -> Tensor:
-    """One element per instance and channel of x, whose further dimensions are positions: what a draw is made for."""
+    """One element per instance and channel of x, whose further dimensions are positions."""
     return x[(slice(None), slice(None), *(slice(1) for _ in x.shape[2:]))] if x.dim() > 2 else x
 
 
 def gaussian_noise(x: Tensor, variance: float | Tensor, drawn: Tensor) -> Tensor:
-    """x·ξ with ξ ~ N(1, variance), one for each element of ``drawn``, whose shape x has or can be stretched from."""
+    """x·ξ with ξ ~ N(1, variance), one for each element of ``drawn``, broadcast to x."""
     return torch.addcmul(x, x, torch.randn_like(drawn) * variance**0.5)
 
 
 def concrete_noise(x: Tensor, logit: Tensor, drawn: Tensor) -> Tensor:
     """x·(1 - z) / (1 - p), where p = σ(logit) and z ≈ 1 with probability p, one for each element of ``drawn``.
 
-    z = σ((logit + log u - log(1 - u)) / t) with u ~ U(0, 1) and a small temperature t: nearly a Bernoulli
-    variable, but one through which the gradient of p flows.
+    z = σ((logit + log u - log(1 - u)) / t) with u ~ U(0, 1) and a small temperature t: nearly a Bernoulli variable, but
+    one through which the gradient of p flows.
     """
     # In half precision u has too few values near 0 and 1 for a small p to be drawn with the right frequency.
     uniform = torch.rand_like(drawn, dtype=torch.float32)
@@ -62,18 +61,14 @@ def bernoulli_entropy(logit: Tensor) -> Tensor:
 
 
 class GaussianDropout(nn.Module):
-    """Multiplies each activation by noise from N(1, rate / (1 - rate)).
-
-    That is the mean and the variance of Bernoulli dropout's factors. Srivastava, Hinton, Krizhevsky, Sutskever
-    and Salakhutdinov: Dropout: a simple way to prevent neural networks from overfitting. JMLR 15, 2014.
-    """
+    """Multiplies each activation by noise from N(1, rate / (1 - rate)): the mean and variance of Bernoulli dropout."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.variance = _odds(rate)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiplies x by noise in training and passes it on as it is otherwise."""
+        """Noisy x in training, x otherwise."""
         return gaussian_noise(x, self.variance, x) if self.training else x
 
     def extra_repr(self) -> str:
@@ -82,9 +77,7 @@ class GaussianDropout(nn.Module):
 
 
 class LearnedNoise(nn.Module, ABC):
-    """Noise of a learned strength σ(logit), between 0 and 1, that costs ``kl(layer)`` for the layer it feeds."""
-
-    logit: nn.Parameter
+    """Noise of a learned strength σ(logit) that costs ``kl(layer)`` for the layer it feeds."""
 
     def __init__(self, strength: float) -> None:
         super().__init__()
@@ -102,19 +95,17 @@ class LearnedNoise(nn.Module, ABC):
 
 
 class VariationalDropout(LearnedNoise):
-    """Gaussian dropout with a learned variance: multiplies each input of a layer by noise from N(1, α), 0 < α < 1.
+    """Multiplies each input of a layer by noise from N(1, α) with a learned α, 0 < α < 1.
 
-    Noise s_i on input (or channel) i of a layer makes its weights s_i·θ_i (the paper's type B, with one α per place);
-    with a log-uniform prior on each s_i, ``kl`` is the number of inputs times a cubic in α. α starts at
-    rate / (1 - rate). Kingma, Salimans and Welling: Variational dropout and the local reparameterization trick.
-    NIPS 2015, where α is bounded by 1 too: the cubic holds no further.
+    The paper's type B, with one α per place and a log-uniform prior. α starts at rate / (1 - rate), and is bounded by 1
+    as in the paper: the cubic holds no further.
     """
 
     def __init__(self, rate: float) -> None:
         super().__init__(min(_odds(rate), LARGEST_START))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiplies x by noise in training and passes it on as it is otherwise."""
+        """Noisy x in training, x otherwise."""
         return gaussian_noise(x, self.strength, per_channel(x)) if self.training else x
 
     def kl(self, layer: Fed) -> Tensor:
@@ -125,14 +116,12 @@ class VariationalDropout(LearnedNoise):
 class ConcreteDropout(LearnedNoise):
     """Dropout whose rate p is learned by gradient descent through a concrete relaxation of the Bernoulli mask.
 
-    Before a convolution it is the authors' spatial variant: a mask is of whole channels. ``kl`` of a layer with K
-    inputs (or channels) and weights W is ½·‖W‖² / (1 - p) - K·H(p), where H is the entropy of the
-    mask and N(0, 1) the prior of a weight: large weights ask for little noise, many inputs for much. p starts
-    at rate. Gal, Hron and Kendall: Concrete dropout. NIPS 2017. Evaluation uses the mean network, as for dropout.
+    Before a convolution it is the authors' spatial variant: a mask of whole channels. For a layer with K inputs and
+    weights W, ``kl`` is ½·‖W‖² / (1 - p) - K·H(p), where H is the entropy of the mask and N(0, 1) a weight's prior.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiplies x by noise in training and passes it on as it is otherwise."""
+        """Noisy x in training, x otherwise."""
         return concrete_noise(x, self.logit[0], per_channel(x)) if self.training else x
 
     def kl(self, layer: Fed) -> Tensor:
@@ -143,21 +132,15 @@ class ConcreteDropout(LearnedNoise):
 
 
 def noise_penalty(model: nn.Module, instances: int) -> Tensor:
-    """What the learned noise in ``model`` adds to a loss that is a mean over instances: Σ KL / instances.
-
-    ``instances`` is the size of the training set, so that the sum is the negative variational bound per instance.
-    Each learned noise is paired with the convolution or dense layer that follows it in the order of modules. A
-    model without learned noise costs 0.
-    """
-    device = next(model.parameters()).device
-    total = torch.zeros((), device=device)
+    """Σ KL / instances: what learned noise adds to a loss that is a mean over a training set of ``instances``."""
+    total = torch.zeros((), device=next(model.parameters()).device)
     for noise, layer in _fed_layers(model):
         total = total + noise.kl(layer)
     return total / instances
 
 
 def _fed_layers(model: nn.Module) -> Iterator[tuple[LearnedNoise, Fed]]:
-    """Each learned noise of the model with the layer that it feeds."""
+    """Each learned noise of the model with the layer that follows it in the order of modules."""
     waiting: dict[str, LearnedNoise] = {}
     for name, module in model.named_modules():
         if isinstance(module, LearnedNoise):
@@ -166,10 +149,8 @@ def _fed_layers(model: nn.Module) -> Iterator[tuple[LearnedNoise, Fed]]:
             yield from ((noise, module) for noise in waiting.values())
             waiting.clear()
     if waiting:
-        raise RegulariserError(
-            f"no convolution or dense layer follows the noise at '{next(iter(waiting))}', so it cannot be weighed: "
-            "put learned noise before a layer with weights."
-        )
+        name = next(iter(waiting))
+        raise RegulariserError(f"no convolution or dense layer follows the learned noise {name!r}; move or remove it.")
 
 
 def _inputs(layer: Fed) -> int:
@@ -177,7 +158,7 @@ def _inputs(layer: Fed) -> int:
 
 
 def _odds(rate: float) -> float:
-    """The variance of the factors of dropout at that rate: rate / (1 - rate)."""
+    """Rate / (1 - rate): the variance of dropout's factors."""
     if not 0 < rate < 1:
         raise RegulariserError(f"a dropout rate must lie between 0 and 1, not at {rate}.")
     return rate / (1 - rate)

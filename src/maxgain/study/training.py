@@ -2,41 +2,39 @@
 
 All that changes from step to step lives in tensors on the device: the epoch's order, the position in it, the learning
 rate, the running loss and hits. ``step()`` never waits for the host and depends on no other changing state, so that it
-can be captured as it is, and what must be saved to go on is those tensors, the weights, the optimiser and the RNG.
+can be captured as it is; a checkpoint is those tensors, the weights, the optimizer and the random numbers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from maxgain.errors import RunError
+from maxgain import measure_gains
+from maxgain.errors import NothingToConstrainError, RunError
 
-from . import capture
-from .data.splits import Dataset, Split
-from .models import NETWORKS, SHIPPED
-from .ranks import ALONE, Ranks
-from .recipes import Recipe
-from .regularisers import PenaltyInputs, noise_for
+from .capture import STEPS_WORTH_COMPILING, CapturedStep, Speed, compile_network, own_randomness, setting_up
+from .data import Dataset, Split
+from .data.splits import Shape
+from .networks import NETWORKS, own_network
+from .recipe import Recipe
+from .regularisers import Batch, noise_for
 
 PADDING = 4
 MOMENTUM = 0.9
-MEMORY_FORMATS = {("cuda", network): torch.channels_last for network in SHIPPED}
-"""How images and kernels lie in memory on a device: as its convolutions like it best. Those of a network of one's own
-lie as usual, because it may contain ``x.view(len(x), -1)``."""
-OPTIMISER_STATE = {"adam": ("step", "exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
-"""What torch's optimisers keep of every parameter."""
+EVALUATION_BATCH = 500
 
 
 class DivergedError(RunError):
-    """The loss or a weight is no longer a number, and nothing that follows will be."""
+    """The loss or a weight is no longer a finite number."""
 
 
 @dataclass(frozen=True)
@@ -47,241 +45,171 @@ class Score:
     accuracy: float
 
 
-@dataclass(frozen=True)
-class Epoch:
-    """What an epoch of training came to: scores in training mode, on the batches as they were trained on."""
-
-    number: int
-    """Counted from 1: how many epochs are done."""
-    learning_rate: float
-    train: Score
-
-
 class Training:
     """A model in training: everything there is between two steps."""
 
-    def __init__(self, recipe: Recipe, dataset: Dataset, device: torch.device, ranks: Ranks = ALONE) -> None:
-        self.recipe = recipe
-        self.fingerprint, self.folds = dataset.fingerprint, recipe.cross_validation or dataset.folds
-        self.device = device
-        split = trained_on(recipe, dataset)
-        self.images, self.labels = split.images.to(device), split.labels.to(device)
+    def __init__(
+        self, recipe: Recipe, dataset: Dataset, device: torch.device, network: Callable[..., Any] | None = None
+    ) -> None:
+        self.recipe, self.device, self.network = recipe, device, network
+        self.folds = recipe.cross_validation or dataset.folds
+        train, held_out = parts(recipe, dataset)
+        self.images, self.labels = train.images.to(device), train.labels.to(device)
+        self.held_out = None if held_out is None else held_out.to(device)
+        """What every epoch is scored on."""
         self.batch_size = min(recipe.batch_size, len(self.labels))
         self.steps_per_epoch = len(self.labels) // self.batch_size
-        """Whole batches only: a captured step has one shape, and the next epoch has another order."""
-        self.ranks = ranks
-        self.share = slice(None) if ranks.count == 1 else ranks.share_of(self.batch_size)
-        with capture.setting_up:
-            torch.manual_seed(recipe.seed)
-            self.model = build_model(recipe, dataset, device)
+        """Whole batches only: a captured step has one shape."""
+        self.learning_rate = torch.tensor(recipe.learning_rate, device=device)
+        with seeded(recipe.seed, device):
+            self.model = build_model(recipe, dataset.shape, len(dataset.classes), device, network)
+            self.constraints = [
+                choice.row.constrain(self.model, choice.number, p=recipe.p, include=recipe.include)
+                for choice in recipe.chosen
+                if choice.row.constrain
+            ]
+            self.optimizer = _make_optimizer(recipe, self.model, self.learning_rate)
+            for constraint in self.constraints:
+                constraint.attach(self.optimizer)
         self.forward: Callable[[Tensor], Tensor] = self.model
         """The model, or what was compiled of it."""
         self.generator = torch.Generator(device).manual_seed(recipe.seed) if device.type == "cuda" else None
         """The random numbers of a GPU, which other trainings do not draw from."""
-        chosen = recipe.chosen
-        self.constraints = [
-            choice.row.constrain(self.model, choice.number, recipe) for choice in chosen if choice.row.constrain
-        ]
-        self.learning_rate = torch.tensor(recipe.learning_rate, device=device)
-        self.optimiser = self._make_optimiser()
-        for constraint in self.constraints:
-            constraint.attach(self.optimiser)
-        self.penalties = [(choice.row.penalty, choice.number) for choice in chosen if choice.row.penalty]
-        self.differentiates_images = any(choice.row.needs_input_gradient for choice in chosen)
-        # Not where bfloat16 is emulated, as on a T4: that is slower than float32, and cannot be compiled.
-        self.autocast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        self.memory_format = MEMORY_FORMATS.get((device.type, recipe.network), torch.contiguous_format)
+        self.penalties = [(choice.row.penalty, choice.number) for choice in recipe.chosen if choice.row.penalty]
+        self.differentiates_images = any(choice.row.needs_input_gradient for choice in recipe.chosen)
+        self.precision = precision_on(device, recipe.precision)
+        self.memory_format = _memory_format(device, network)
 
         self.epoch = 0
         self.order = torch.zeros(len(self.labels), dtype=torch.int64, device=device)
+        self.rates = torch.zeros(self.steps_per_epoch, device=device)
+        """The epoch's learning rates, where each step has its own."""
         self.position = torch.zeros((), dtype=torch.int64, device=device)
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
         self.hits = torch.zeros((), dtype=torch.int64, device=device)
         self._within_batch = torch.arange(self.batch_size, device=device)
 
     def step(self) -> None:
-        """Trains on the next batch of the epoch's order."""
-        with nullcontext() if self.generator is None else capture.own_randomness(self.generator):
+        """Train on the next batch of the epoch's order."""
+        with nullcontext() if self.generator is None else own_randomness(self.generator):
             self.bare_step()
 
     def bare_step(self) -> None:
         """The step itself, with whatever random numbers are the current ones."""
+        if self.recipe.schedule != "steps":
+            self.learning_rate.copy_(self.rates.take(self.position // self.batch_size))
         index = self.order[self.position + self._within_batch]
         labels = self.labels[index]
-        images = to_float(augmented(self.images, index) if self.recipe.augment else self.images[index])
-        images, labels = images[self.share], labels[self.share]
+        images = to_float(augment(self.images, index) if self.recipe.augment else self.images[index])
+        if self.recipe.cutout:
+            images = cut_out(images, self.recipe.cutout)
         images.requires_grad_(self.differentiates_images)
-        autocast = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast)
-        is_shared = self.ranks.count > 1
-        with autocast, self.ranks.as_whole(self.batch_size) if is_shared else nullcontext():
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bfloat16"):
             logits = self.forward(images.contiguous(memory_format=self.memory_format))
         logits = logits.float()
-        loss = F.cross_entropy(logits, labels)
-        inputs = PenaltyInputs(self.model, images, logits, labels, len(self.labels))
+        loss = F.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
+        batch = Batch(self.model, images, logits, labels, len(self.labels))
         objective = loss
         for penalty, number in self.penalties:
-            objective = objective + penalty(inputs, number)
-        loss = loss.detach()
-        if is_shared:
-            loss, objective = (self.ranks.part_of(mean, self.batch_size) for mean in (loss, objective))
+            objective = objective + penalty(batch, number)
         objective.backward()  # type: ignore[no-untyped-call]
-        hits = (logits.argmax(dim=1) == labels).sum()
-        if is_shared:
-            self.ranks.add_up([*(p.grad for p in self.model.parameters() if p.grad is not None), loss, hits])
-        self.optimiser.step()
-        self.optimiser.zero_grad()
-        self.loss += loss
-        self.hits += hits
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.loss += loss.detach()
+        self.hits += (logits.argmax(dim=1) == labels).sum()
         self.position += self.batch_size
 
     def begin_epoch(self) -> None:
-        """A new order, which follows from the seed and the epoch alone, and the epoch's learning rate."""
+        """Draw the epoch's order, which follows from the seed and the epoch alone, and set its learning rates."""
         generator = torch.Generator().manual_seed((self.recipe.seed * 1_000_003 + self.epoch) % 2**63)
         self.order.copy_(torch.randperm(len(self.labels), generator=generator))
         self.learning_rate.fill_(self.recipe.learning_rate_at(self.epoch))
+        if self.recipe.schedule != "steps":
+            steps = range(self.steps_per_epoch)
+            times = [self.epoch + (step + 0.5) / self.steps_per_epoch for step in steps]
+            self.rates.copy_(torch.tensor([self.recipe.learning_rate_at(time) for time in times]))
         for tensor in (self.position, self.loss, self.hits):
             tensor.zero_()
 
-    def end_epoch(self) -> Epoch:
-        """The epoch's scores; the one moment at which the host waits for the device."""
-        steps, learning_rate = self.steps_per_epoch, self.recipe.learning_rate_at(self.epoch)
+    def end_epoch(self) -> Score:
+        """The epoch's scores in training mode; the one moment at which the host waits for the device."""
+        steps = self.steps_per_epoch
         score = Score(self.loss.item() / steps, self.hits.item() / (steps * self.batch_size))
         self.epoch += 1
         self.position.zero_()
-        return Epoch(self.epoch, learning_rate, score)
+        return score
 
     def expect_finite(self) -> None:
-        """Raises where the epoch's loss, or what the model has learned, is no longer a number; waits for the device."""
-        kept = [tensor for tensor in (self.loss, *self.model.state_dict().values()) if tensor.numel()]
-        kept = [tensor for tensor in kept if tensor.is_floating_point() or tensor.is_complex()]
-        if not get_total_norm(kept, math.inf).isfinite():
-            raise DivergedError(f"in epoch {self.epoch + 1} the loss or a weight stopped being a finite number.")
+        """Raise where the epoch's loss or the model's state is no longer finite; waits for the device."""
+        tensors = [tensor for tensor in (self.loss, *self.model.state_dict().values()) if tensor.numel()]
+        tensors = [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
+        if not get_total_norm(tensors, math.inf).isfinite():
+            raise DivergedError(f"the loss or a weight stopped being finite in epoch {self.epoch + 1}.")
 
     def state(self) -> dict[str, Tensor]:
         """Everything that the next step depends on, by name, the random numbers included."""
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
-        for index, values in self.optimiser.state_dict()["state"].items():
-            tensors |= {f"optimiser.{index}.{name}": value for name, value in values.items() if value is not None}
-        for number, constraint in enumerate(self.constraints):
+        for index, values in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items() if value is not None}
+        for number, constraint in self._stateful():
             tensors |= {f"constraint.{number}.{name}": tensor for name, tensor in constraint.state_dict().items()}
         tensors |= {f"loop.{name}": tensor for name, tensor in self._loop().items()}
         tensors["loop.epoch"] = torch.tensor(self.epoch)
-        tensors["rng.cpu"] = torch.get_rng_state()
-        if self.generator is not None:
-            tensors["rng.cuda"] = self.generator.get_state()
+        tensors["rng"] = torch.get_rng_state() if self.generator is None else self.generator.get_state()
         return tensors
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Puts a fresh training of the same recipe and data where the one was whose `state` this is.
+        """Put a fresh training of the same recipe and data where the one was whose `state` this is.
 
-        `KeyError`, `ValueError` or `RuntimeError` where it is that of another training, or of none.
+        `KeyError`, `ValueError` or `RuntimeError` where it is the state of another training.
         """
-        self._expect_own(tensors)
         self.model.load_state_dict(_under("model.", tensors))
         states: dict[int, dict[str, Tensor]] = {}
-        parameters = self._optimised
-        for name, tensor in _under("optimiser.", tensors).items():
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        for name, tensor in _under("optimizer.", tensors).items():
             index, _, field = name.partition(".")
-            if field != "step":  # a GPU's optimisers want it to lie in memory as the parameter does
+            if field != "step":  # a GPU's optimizers want it to lie in memory as the parameter does
                 tensor = torch.empty_like(parameters[int(index)]).copy_(tensor)
             states.setdefault(int(index), {})[field] = tensor
-        groups = self.optimiser.state_dict()["param_groups"]
-        self.optimiser.load_state_dict({"state": states, "param_groups": groups})
-        for number, constraint in enumerate(self.constraints):
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": states, "param_groups": groups})
+        for group in self.optimizer.param_groups:  # which now has a copy of the learning rate
+            group["lr"] = self.learning_rate
+        for number, constraint in self._stateful():
             constraint.load_state_dict(_under(f"constraint.{number}.", tensors))
         for name, tensor in self._loop().items():
             tensor.copy_(tensors[f"loop.{name}"])
         self.epoch = int(tensors["loop.epoch"])
-        # The optimiser has its own copy of the learning rate now; the loop's tensor is the one that changes.
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.learning_rate
-        with capture.setting_up:  # beside runs whose weights are just being drawn
-            torch.set_rng_state(tensors["rng.cpu"])
-        if self.generator is not None:
-            self.generator.set_state(tensors["rng.cuda"])
+        if self.generator is None:
+            torch.set_rng_state(tensors["rng"])
+        else:
+            self.generator.set_state(tensors["rng"])
 
-    def _expect_own(self, tensors: Mapping[str, Tensor]) -> None:
-        """`KeyError` or `ValueError` where tensors are not those of a training like this one, or nowhere in it."""
-        own = {name: tensor for name, tensor in self.state().items() if name.startswith(("model.", "loop.", "rng."))}
-        parameters = dict(enumerate(self._optimised))
-        for index in {name.partition(".")[0] for name in _under("optimiser.", tensors)}:
-            for field in OPTIMISER_STATE[self.recipe.optimiser]:
-                # A count of steps is one number, and all else is as large as what is optimised.
-                own[f"optimiser.{index}.{field}"] = self.loss.float() if field == "step" else parameters[int(index)]
-        if strange := [name for name in tensors.keys() - own.keys() if not name.startswith("constraint.")]:
-            raise ValueError(f"there is no {min(strange)}")
-        for name, tensor in own.items():
-            if (tensors[name].shape, tensors[name].dtype) != (tensor.shape, tensor.dtype):
-                raise ValueError(f"{name} is another tensor")
-        order, position, epoch = (tensors[f"loop.{name}"] for name in ("order", "position", "epoch"))
-        is_within = order.min() >= 0 and order.max() < len(order) and 0 <= epoch <= self.recipe.epochs
-        if not is_within or not 0 <= position <= self.steps_per_epoch * self.batch_size:
-            raise ValueError("it is nowhere in a training")
-
-    @property
-    def _optimised(self) -> list[nn.Parameter]:
-        """The parameters, in the order in which the optimiser counts them."""
-        return [parameter for group in self.optimiser.param_groups for parameter in group["params"]]
+    def _stateful(self) -> list[tuple[int, Any]]:
+        return [(number, one) for number, one in enumerate(self.constraints) if hasattr(one, "state_dict")]
 
     def _loop(self) -> dict[str, Tensor]:
-        """What the steps of an epoch change, apart from the model."""
-        return {
-            "order": self.order,
-            "position": self.position,
-            "learning_rate": self.learning_rate,
-            "loss": self.loss,
-            "hits": self.hits,
-        }
+        """What the steps of an epoch change or read, apart from the model."""
+        names = ("order", "rates", "position", "learning_rate", "loss", "hits")
+        return {name: getattr(self, name) for name in names}
 
-    def _make_optimiser(self) -> torch.optim.Optimizer:
-        on_gpu = self.device.type == "cuda"
-        # The recipe's decay is for convolutions alone, with all that is inside them: a reparametrised one keeps its
-        # parameters there. A regulariser's decay is for every weight, biases and scales excepted.
-        extra = sum(choice.number for choice in self.recipe.chosen if choice.row.weight_decay)
-        convolutions = [module for module in self.model.modules() if isinstance(module, nn.Conv2d)]
-        convolved = {id(parameter) for module in convolutions for parameter in module.parameters()}
-        decays: dict[float, list[nn.Parameter]] = {}
-        for parameter in self.model.parameters():
-            own = self.recipe.weight_decay if id(parameter) in convolved else 0.0
-            decays.setdefault(own + extra if parameter.dim() > 1 else 0.0, []).append(parameter)
-        groups = [{"params": parameters, "weight_decay": decay} for decay, parameters in decays.items()]
-        if self.recipe.optimiser == "adam":
-            return torch.optim.Adam(groups, lr=self.learning_rate, fused=on_gpu, foreach=False, capturable=on_gpu)
-        return torch.optim.SGD(
-            groups, lr=self.learning_rate, momentum=MOMENTUM, nesterov=True, fused=on_gpu, foreach=False
-        )
-
-
-def build_model(recipe: Recipe, dataset: Dataset, device: torch.device) -> nn.Module:
-    """The recipe's network with what its regularisers build into it, freshly initialised; nothing watches it yet."""
-    channels, height, width = dataset.train.images.shape[1:]
-    model = NETWORKS[recipe.network](
-        (channels, height, width),
-        len(dataset.classes),
-        batchnorm=any(choice.row.batchnorm for choice in recipe.chosen),
-        dropout=noise_for(recipe.chosen),
-    )
-    layout = MEMORY_FORMATS.get((device.type, recipe.network), torch.contiguous_format)
-    model.to(device=device, memory_format=layout)  # type: ignore[call-overload]
-    for choice in recipe.chosen:
-        if choice.row.prepare:
-            choice.row.prepare(model)
-    return model
-
-
-def trained_on(recipe: Recipe, dataset: Dataset) -> Split:
-    """The part of the data that the recipe trains on."""
-    return dataset.train if recipe.train_on == "train" else dataset.train.join(dataset.validation)
+    def fast_step(self, speed: Speed) -> Callable[[], None]:
+        """What trains on the next batch, as fast as the device allows."""
+        if self.generator is None or self.network is not None:  # a user's network may do anything on the host
+            return self.step
+        # Decided by recipe and data alone, so that a resumed run does the same. Whoever trains on one fold trains on
+        # all of them, with the same compiled code. Compiled code has no second derivative.
+        steps = self.recipe.epochs * self.steps_per_epoch * self.folds
+        if speed.compile and steps >= STEPS_WORTH_COMPILING and not self.differentiates_images:
+            self.forward = compile_network(self.model)
+        return CapturedStep(self.step, self.bare_step, self.generator) if speed.graph else self.step
 
 
 def train(
-    training: Training, after_step: Callable[[], None] = lambda: None, speed: capture.Speed | None = None
-) -> Iterator[Epoch]:
-    """Trains to the end of the recipe, from wherever the training stands, and yields after each epoch."""
-    step = training.step
-    # Ranks talk to each other within a step, and a network of one's own may do anything on the host.
-    if training.device.type == "cuda" and training.ranks.count == 1 and training.recipe.network in SHIPPED:
-        step = capture.step_of(training, speed or capture.Speed())
+    training: Training, after_step: Callable[[], None] = lambda: None, speed: Speed | None = None
+) -> Iterator[Score]:
+    """Train to the end of the recipe, from wherever the training stands, and yield after each epoch."""
+    step = training.fast_step(speed or Speed())
     while training.epoch < training.recipe.epochs:
         done = int(training.position) // training.batch_size
         if done == 0:
@@ -293,12 +221,81 @@ def train(
         yield training.end_epoch()
 
 
+def parts(recipe: Recipe, dataset: Dataset) -> tuple[Split, Split | None]:
+    """What the recipe trains on, and what it holds out for validation."""
+    train, validation = dataset.train, dataset.validation
+    if recipe.label_noise:
+        generator = torch.Generator().manual_seed(recipe.seed)
+        classes = len(dataset.classes)
+        train = train.with_noise(recipe.label_noise, classes, generator)
+        validation = validation.with_noise(recipe.label_noise, classes, generator)
+    return (train, validation) if recipe.train_on == "train" else (train.join(validation), None)
+
+
+def build_model(
+    recipe: Recipe, shape: Shape, classes: int, device: torch.device, network: Callable[..., Any] | None = None
+) -> nn.Module:
+    """The recipe's network with what its regularisers build into it, freshly initialised."""
+    build = NETWORKS[recipe.network] if network is None else lambda *sizes, **how: own_network(network, *sizes, **how)
+    batchnorm = any(choice.row.batchnorm for choice in recipe.chosen)
+    model: nn.Module = build(shape, classes, batchnorm=batchnorm, dropout=noise_for(recipe.chosen))
+    model.to(device=device, memory_format=_memory_format(device, network))  # type: ignore[call-overload]
+    for choice in recipe.chosen:
+        if choice.row.prepare:
+            choice.row.prepare(model)
+    return model
+
+
+def precision_on(device: torch.device, precision: str) -> str:
+    """What 'auto' is on a device: bfloat16 on GPUs that do not emulate it, as a T4 does at a loss; else float32."""
+    if precision != "auto":
+        return precision
+    has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bfloat16" if has_bfloat16 else "float32"
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw from generators with this seed.
+
+    On a GPU the default generators are afterwards as they were. On a CPU the training goes on drawing from the default
+    generator, which whoever trains has to save and restore.
+    """
+    with setting_up, torch.random.fork_rng([device], enabled=device.type == "cuda"):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        yield
+
+
+def _memory_format(device: torch.device, network: Callable[..., Any] | None) -> torch.memory_format:
+    """Channels last on a GPU, except for a user's network, which may contain ``x.view(len(x), -1)``."""
+    return torch.channels_last if device.type == "cuda" and network is None else torch.contiguous_format
+
+
+def _make_optimizer(recipe: Recipe, model: nn.Module, learning_rate: Tensor) -> torch.optim.Optimizer:
+    on_gpu = learning_rate.device.type == "cuda"
+    # The recipe's decay is for convolutions alone, with all that is inside them: a reparametrised one keeps its
+    # parameters there. A regulariser's decay is for every weight, biases and scales excepted.
+    extra = sum(choice.number for choice in recipe.chosen if choice.row.weight_decay)
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    convolved = {id(parameter) for module in convolutions for parameter in module.parameters()}
+    decays: dict[float, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        own = recipe.weight_decay if id(parameter) in convolved else 0.0
+        decays.setdefault(own + extra if parameter.dim() > 1 else 0.0, []).append(parameter)
+    groups = [{"params": parameters, "weight_decay": decay} for decay, parameters in decays.items()]
+    if recipe.optimiser == "adam":
+        return torch.optim.Adam(groups, lr=learning_rate, fused=on_gpu, foreach=False, capturable=on_gpu)
+    return torch.optim.SGD(groups, lr=learning_rate, momentum=MOMENTUM, nesterov=True, fused=on_gpu, foreach=False)
+
+
 def to_float(images: Tensor) -> Tensor:
     """Bytes to the interval [-1, 1] that the networks take."""
     return images.float().div_(127.5).sub_(1)
 
 
-def augmented(images: Tensor, index: Tensor) -> Tensor:
+def augment(images: Tensor, index: Tensor) -> Tensor:
     """The chosen images, each flipped and shifted at random, as if padded by reflection and cropped.
 
     One gather does it all: a flip, a shift and a reflection are only other places to read a pixel from.
@@ -308,24 +305,89 @@ def augmented(images: Tensor, index: Tensor) -> Tensor:
     rows = torch.arange(height, device=device) + torch.randint(-PADDING, PADDING + 1, (count, 1), device=device)
     columns = torch.arange(width, device=device) + torch.randint(-PADDING, PADDING + 1, (count, 1), device=device)
     flipped = torch.rand(count, 1, device=device) < 0.5
-    columns = _reflected(columns, width)
+    columns = _reflect(columns, width)
     columns = torch.where(flipped, width - 1 - columns, columns)
     channel = torch.arange(channels, device=device)
     return images[
         index[:, None, None, None],
         channel[None, :, None, None],
-        _reflected(rows, height)[:, None, :, None],
+        _reflect(rows, height)[:, None, :, None],
         columns[:, None, None, :],
     ]
 
 
-def _reflected(index: Tensor, size: int) -> Tensor:
-    """An index beyond an edge, folded back at the edge's pixel."""
-    there_and_back = max(1, 2 * (size - 1))
+def _reflect(index: Tensor, size: int) -> Tensor:
+    """An index beyond an edge, reflected at the edge's pixel."""
+    period = max(1, 2 * (size - 1))
     index = index.abs()
-    if size <= PADDING:  # the way leads to and fro more than once
-        index = index % there_and_back
-    return torch.where(index >= size, there_and_back - index, index)
+    if size <= PADDING:  # reflected more than once
+        index = index % period
+    return torch.where(index >= size, period - index, index)
+
+
+def cut_out(images: Tensor, side: int) -> Tensor:
+    """The images, each with a square around a random pixel set to 0, which is grey.
+
+    DeVries, Taylor: Improved regularization of convolutional neural networks with cutout. 2017.
+    """
+    count, _, height, width = images.shape
+    inside = []
+    for size in (height, width):
+        first = torch.randint(size, (count, 1), device=images.device) - side // 2
+        pixel = torch.arange(size, device=images.device)
+        inside.append((pixel >= first) & (pixel < first + side))
+    return images.masked_fill((inside[0][:, :, None] & inside[1][:, None, :])[:, None], 0)
+
+
+# --- Evaluation -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a model says about every image of a split."""
+
+    correct: Tensor
+    losses: Tensor
+
+    @property
+    def score(self) -> Score:
+        """Their means."""
+        return Score(self.losses.double().mean().item(), self.correct.sum().item() / len(self.correct))
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, split: Split) -> Answers:
+    """What the model says in evaluation mode; the split lies where the model does."""
+    correct, losses = [], []
+    with _evaluation_mode(model):
+        for images, labels in zip(
+            torch.split(split.images, EVALUATION_BATCH), torch.split(split.labels, EVALUATION_BATCH), strict=True
+        ):
+            logits = model(to_float(images)).float()
+            correct.append(logits.argmax(dim=1) == labels)
+            losses.append(F.cross_entropy(logits, labels, reduction="none"))
+    return Answers(torch.cat(correct), torch.cat(losses))
+
+
+def gains(model: nn.Module, images: Tensor, p: float) -> dict[str, tuple[float, float, float, float, float]]:
+    """Minimum, quartiles and maximum of every layer's gain over the images; empty where no layer has a gain."""
+    batches = (to_float(part) for part in torch.split(images, EVALUATION_BATCH))
+    try:
+        with _evaluation_mode(model):  # in which looking at a weight does not step spectral norm's power iteration
+            return measure_gains(model, batches, p).quantiles()
+    except NothingToConstrainError:
+        return {}
+
+
+@contextmanager
+def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

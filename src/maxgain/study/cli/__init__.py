@@ -1,1 +1,1 @@
-"""The command line: one module per command, and the terminal."""
+"""The command line: thin functions over `maxgain.study`."""

@@ -1,32 +1,40 @@
-"""Readers of the binary formats that data sets are published in: a file in, images and labels out.
+"""Readers of published formats: a file in, uint8 images (N, C, H, W) and labels from 0 out.
 
-A reader knows how many images its file must hold. What does not fit raises `DataError` with the path, what was found
-and what was expected. Images come as uint8 (N, C, H, W), labels as bytes counted from 0.
+No code runs from a data file: CIFAR is read from its binary release, not from its pickles.
 """
 
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from maxgain.errors import DataError, FileError
+from maxgain.errors import DataError
 
-from .. import reading
 from .splits import Bytes
 
-_NUMBERS = ("double", "single", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+if TYPE_CHECKING:
+    from PIL import Image
+
+SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+# Without this list Pillow gives a file to whichever decoder takes it, whatever it is called: EPS starts Ghostscript.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
 def cifar(path: Path, images: int, classes: int, label_bytes: int = 1) -> tuple[Bytes, Bytes]:
-    """A file of CIFAR's binary release: records of `label_bytes` labels and 3×32×32 pixels, plane by plane.
-
-    CIFAR-100 writes two labels, the coarse one first; the last is used.
-    """
+    """A file of CIFAR's binary release: `label_bytes` labels, of which the last counts, and 3×32×32 pixels."""
     record = label_bytes + 3 * 32 * 32
-    if (found := size(path)) != images * record:
-        raise DataError(f"{path} has {found:,} bytes where {images * record:,} are expected.")
-    records = raw(path).reshape(images, record)
+    content = raw(path)
+    if len(content) != images * record:
+        raise DataError(f"{path} has {len(content):,} bytes, expected {images * record:,}.")
+    records = content.reshape(images, record)
     labels = records[:, label_bytes - 1]
     expect_labels(path, labels, range(classes))
     return records[:, label_bytes:].reshape(images, 3, 32, 32), labels
@@ -34,56 +42,91 @@ def cifar(path: Path, images: int, classes: int, label_bytes: int = 1) -> tuple[
 
 def svhn(path: Path, images: int, classes: int) -> tuple[Bytes, Bytes]:
     """A file of SVHN's cropped digits: a MATLAB file with X (32, 32, 3, N) and labels y from 1 to 10, 10 being 0."""
-    from scipy.io import loadmat, whosmat
+    from scipy.io import loadmat
 
-    size(path)
-    kinds = {name: (kind, shape) for name, shape, kind in _matlab(whosmat, path)}
-    if missing := [name for name in ("X", "y") if name not in kinds]:
-        raise DataError(f"{path} cannot be read as a MATLAB file with X and y (it has no {missing[0]}).")
-    # What a compressed file grows to is judged by its header, before it is unpacked.
-    kind, shape = kinds["X"]
-    if kind != "uint8" or shape != (32, 32, 3, images):
-        raise DataError(f"{path} has {kind} images of shape {shape} where uint8 (32, 32, 3, {images}) is expected.")
-    kind, shape = kinds["y"]
-    if kind not in _NUMBERS or shape not in ((images, 1), (1, images)):
-        raise DataError(f"{path} has {kind} labels of shape {shape} where {images:,} numbers are expected.")
-    content = _matlab(loadmat, path, variable_names=("X", "y"))
-    pixels, labels = content["X"], content["y"].ravel()
+    try:
+        content = loadmat(path, variable_names=("X", "y"))
+        pixels, labels = content["X"], content["y"].ravel()
+    except Exception as error:  # scipy raises whatever its parser trips over
+        raise DataError(f"cannot read X and y from {path} as a MATLAB file: {error}.") from error
+    expected = (32, 32, 3, images)
+    if pixels.dtype != np.uint8 or pixels.shape != expected or labels.shape != (images,):
+        found = f"{pixels.dtype} {pixels.shape} and {len(labels)} labels"
+        raise DataError(f"{path} has images of {found}, expected uint8 {expected}.")
     expect_labels(path, labels, range(1, classes + 1))
     return pixels.transpose(3, 2, 0, 1), (labels % classes).astype(np.uint8)
 
 
-def _matlab(function: Any, path: Path, **how: Any) -> Any:
-    try:
-        return function(path, **how)
-    except MemoryError:
-        raise
-    except Exception as error:  # scipy raises whatever its parser trips over
-        raise DataError(f"{path} cannot be read as a MATLAB file with X and y ({error}).") from error
-
-
-def size(path: Path) -> int:
-    """How many bytes the regular file at `path` has."""
-    try:
-        return reading.expect_regular(path)
-    except FileError as error:
-        raise DataError(str(error)) from error
-
-
 def raw(path: Path) -> Bytes:
-    """The bytes of the regular file at `path`."""
-    size(path)
+    """The bytes of a file."""
     try:
         return np.fromfile(path, np.uint8)
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise DataError(f"cannot read {path}: {error.strerror or error}.") from error
 
 
 def expect_labels(path: Path, labels: NDArray[Any], allowed: range) -> None:
-    """Refuse labels that name no class, saying which image has the first one."""
+    """Refuse labels that name no class."""
     wrong = np.flatnonzero(~np.isin(labels, np.arange(allowed.start, allowed.stop)))
     if len(wrong):
         raise DataError(
-            f"{path} has the label {labels[wrong[0]]} at image {wrong[0]:,} "
-            f"where {allowed.start} to {allowed.stop - 1} are possible."
+            f"{path} has label {labels[wrong[0]]} at image {wrong[0]:,}, not {allowed.start} to {allowed.stop - 1}."
         )
+
+
+def find_pictures(folder: Path) -> list[Path]:
+    """All image files in `folder` and below it but hidden ones, in order of path."""
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+
+
+def read_pictures(paths: Sequence[Path], side: int) -> Bytes:
+    """All pictures as (N, 3, side, side), decoded on all cores."""
+    images = np.empty((len(paths), 3, side, side), np.uint8)
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, 16)) as pool:
+        for index, image in enumerate(pool.map(lambda path: read_picture(path, side), paths)):
+            images[index] = image
+    return images
+
+
+def read_picture(path: Path, side: int) -> Bytes:
+    """One picture as (3, side, side): its smaller side resized to `side`, then the central square of that."""
+    from PIL import Image
+
+    try:
+        with Image.open(path, formats=FORMATS) as file:
+            width, height = (max(side, round(length * side / min(file.size))) for length in file.size)
+            resized = to_bytes(file).convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
+    except Exception as error:  # the decoders raise many kinds
+        raise DataError(f"cannot read {path} as an image ({error}); repair or remove it.") from error
+    left, top = (width - side) // 2, (height - side) // 2
+    return np.asarray(resized.crop((left, top, left + side, top + side))).transpose(2, 0, 1)
+
+
+def to_bytes(image: Image.Image) -> Image.Image:
+    """The picture with 8 bits per channel.
+
+    Pillow itself clips 16-bit pixels at 255, so that nearly all of them become white.
+    """
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        return Image.fromarray((np.asarray(image).astype(np.uint32) // 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError("32-bit pixels have no known white level; save it with 8 or 16 bits")
+    return image.convert({"1": "L", "P": "RGB", "PA": "RGBA"}.get(image.mode, image.mode))
+
+
+def sha256(path: Path) -> str:
+    """The file's SHA-256; a file that did not change is not read twice."""
+    try:
+        about = path.stat()
+        return _sha256(path, about.st_size, about.st_mtime_ns)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}.") from error
+
+
+@lru_cache(maxsize=64)
+def _sha256(path: Path, *version: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

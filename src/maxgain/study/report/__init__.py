@@ -1,1 +1,7 @@
-"""What people look at afterwards: figures and the page."""
+"""The page about a run, a search or a comparison, and its figures."""
+
+from .figures import forest as forest
+from .figures import gain_boxes as gain_boxes
+from .figures import learning_curves as learning_curves
+from .figures import tuning_curves as tuning_curves
+from .page import write_page as write_page

@@ -1,194 +1,222 @@
-"""The study's figures, each a function from numbers to a matplotlib figure."""
+"""The study's figures, each a function from results to a matplotlib figure."""
 
 from __future__ import annotations
 
 import io
-import warnings
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, cast
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
-from maxgain.measure import Quantiles, draw_boxes
+from ..comparison import Comparison
+from ..regularisers import Chosen
+from ..result import Result
+from ..tuning import numbers_of
 
-from ..files import is_text, write_bytes
-from .drawing import is_wide
-
-# Text stays text in SVG, so that a figure can be searched and read aloud, and the same numbers give the same bytes.
-SVG = {"svg.fonttype": "none", "svg.hashsalt": "maxgain"}
-
-# By this a figure is known as the program's own, which may be replaced.
-MADE_BY_US = {"png": {"Software": "maxgain"}, "svg": {"Creator": "maxgain", "Date": None}}
-
-# Told apart by colour-blind eyes and, with the dashes, on grey paper too.
-COLOURS = ("#0072b2", "#c2570c", "#00805e", "#a8488a", "#8a6a12", "#3a8fc0", "#6a6a6a", "#a3283a")
+INK, SOFT, RULE = "#1f2328", "#5b636d", "#dcdcd6"
+SERIES = ("#0072b2", "#c2570c", "#00805e", "#a8488a", "#8a6a12", "#3d5a80", "#6a6a69", "#a3283a")
+"""Distinguishable by colour-blind readers and, with the dashes, in grey."""
 DASHES = ("-", "--", ":", "-.")
-LONGEST = 400
-"""Inches: no side of a picture can have more than 65,535 pixels, however many layers a network has."""
-LONGEST_NAME = 60
-"""How many letters of a name a figure shows."""
 PANEL = (4.4, 2.75)
-"""Inches: a panel that two fit beside each other on paper, and one on a telephone with its text still readable."""
+"""Inches; fits a phone with its text still readable."""
+STYLE = {
+    "font.size": 9, "axes.edgecolor": SOFT, "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK,
+    "ytick.color": INK, "axes.grid": True, "grid.color": RULE, "axes.axisbelow": True, "axes.spines.top": False,
+    "axes.spines.right": False, "legend.frameon": False, "lines.linewidth": 1.6,
+    "svg.fonttype": "none", "svg.hashsalt": "maxgain",
+}  # fmt: skip
+METRICS = {
+    "train_loss": "training loss (nats)",
+    "validation_loss": "validation loss (nats)",
+    "train_accuracy": "training accuracy (%)",
+    "validation_accuracy": "validation accuracy (%)",
+}
+SYMBOLS = {"gamma": "γ", "lambda": "λ"}
 
 
-def gain_boxes(parts: Mapping[str, Mapping[str, Sequence[float | None]]], bound: float | None, title: str) -> Figure:
-    """The paper's Figures 1 and 2: the distribution of gains in each layer, one panel per part of the data."""
-    layers = max(len(quantiles) for quantiles in parts.values())
-    width = min(max(5.0, 1.5 + 0.45 * layers), LONGEST)
-    figure = Figure(figsize=(width, 3.2 * len(parts)), layout="constrained")
-    figure.suptitle(shown(title))
-    panels = figure.subplots(len(parts), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-    for panel, (part, quantiles) in zip(panels, parts.items(), strict=True):
-        known = {layer: cast("Quantiles", np.array(row, float)) for layer, row in quantiles.items()}  # None is nan
-        draw_boxes(panel, known, bound)
-        panel.set_xticks(panel.get_xticks(), list(map(shown, quantiles)), rotation=60, ha="right", fontsize="small")
-        panel.set_title(f"{shown(part)} set", loc="left", fontsize="medium")
-        panel.set_ylabel("gain ‖Wx‖ / ‖x‖")
-        panel.grid(axis="y", alpha=0.3)
-        if bound is not None:  # beside the last layer's dashes
-            panel.annotate(f"γ = {bound:g}", (1, bound), (4, 0), xycoords=panel.get_yaxis_transform(), va="center",
-                           textcoords="offset points", annotation_clip=False)  # fmt: skip
+def forest(comparison: Comparison) -> Figure:
+    """Every contrast's difference with its simultaneous 95 % interval, and the region of equivalence."""
+    tested = [contrast for contrast in comparison.contrasts if contrast.difference and contrast.difference.interval]
+    figure, axes = _figure(1, 1, (PANEL[0], 0.7 + 0.42 * len(tested)))
+    axis = axes[0]
+    if comparison.plan.rope is not None:
+        axis.axvspan(-comparison.plan.rope, comparison.plan.rope, color=SERIES[2], alpha=0.15, linewidth=0)
+    labels = {row.name: row.label for row in comparison.rows}
+    for place, contrast in enumerate(tested):
+        difference = contrast.difference
+        assert difference is not None
+        assert difference.interval is not None
+        low, high = (100 * end for end in difference.interval)
+        axis.vlines(0, place - 0.18, place + 0.38, color=SOFT, linewidth=1)  # ends below the next label
+        axis.plot([low, high], [place, place], color=SERIES[0], solid_capstyle="butt")
+        filled = SERIES[0] if contrast.verdict != "inconclusive" else "none"
+        axis.plot(100 * difference.mean, place, "o", color=SERIES[0], markerfacecolor=filled, markersize=6)
+        name = _plain(f"{labels[contrast.first]} against {labels[contrast.second]}")
+        axis.text(0, place - 0.22, name, transform=axis.get_yaxis_transform(), va="bottom", fontsize=8, color=INK)
+    axis.set_yticks([])
+    axis.grid(visible=False)
+    axis.set_ylim(len(tested) - 0.6, -0.8)
+    axis.spines["left"].set_visible(False)
+    axis.set_xlabel("difference of accuracy in points, 95 % CI")
     return figure
 
 
-def series_style(index: int) -> dict[str, Any]:
-    """The look of the index-th of several lines in a panel; different for the first 32."""
-    rounds, colour = divmod(index, len(COLOURS))
-    return {"color": COLOURS[colour], "linestyle": DASHES[(colour + rounds) % len(DASHES)]}
-
-
-def gains_beside_norms(
-    norms: Mapping[str, float],
-    gains: Mapping[str, Mapping[str, float]],
-    *,
-    title: str = "",
-    bound: float | None = None,
-) -> Figure:
-    """Each layer's operator norm as a bar and, as dots, the largest gain that each part of the data shows in it.
-
-    `gains` is by part and layer.
-    """
-    figure, panel = _panel(PANEL[0] + 1, min(1.5 + 0.2 * len(norms), LONGEST))
-    figure.suptitle(shown(title))
-    places = range(len(norms))
-    panel.barh(places, list(norms.values()), height=0.62, color=COLOURS[0], alpha=0.22, label="operator norm")
-    for (part, values), marker, colour in zip(gains.items(), ("o", "^"), (COLOURS[0], COLOURS[1]), strict=False):
-        known = [values.get(layer, float("nan")) for layer in norms]
-        label = f"largest gain, {shown(part)} set"
-        panel.plot(known, places, marker, color=colour, markersize=4, label=label, markerfacecolor="none")
-    panel.set_yticks(places, list(map(shown, norms)))
-    panel.invert_yaxis()  # the input at the top
-    panel.set_xlim(0, 1.05 * max(norms.values(), default=1))
-    panel.grid(visible=False, axis="y")
-    panel.set_xlabel("how much the layer amplifies, ‖Wx‖ / ‖x‖")
-    if bound is not None:
-        panel.axvline(bound, color="#444444", linestyle="--", linewidth=1, label=f"γ = {bound:g}")
-    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8, handletextpad=0.3, columnspacing=1)
+def gain_boxes(results: Mapping[str, Result], top: float | None = None) -> Figure:
+    """Distribution of gains in each layer, one panel per named result, all on the same axis up to `top`."""
+    parts = {name: gains_of(result) for name, result in results.items()}
+    layers = max(len(quantiles) for _, quantiles in parts.values())
+    figure, axes = _figure(1, len(parts), (len(parts) * max(4.0, 0.9 + 0.26 * layers), 3.1), sharey=True)
+    for axis, (name, (part, quantiles)), result in zip(axes, parts.items(), results.values(), strict=True):
+        known = {layer: row for layer, row in quantiles.items() if None not in row}
+        keys = ("whislo", "q1", "med", "q3", "whishi")
+        axis.bxp(
+            [dict(zip(keys, row, strict=True)) for row in known.values()], showfliers=False, patch_artist=True,
+            widths=0.6, boxprops={"facecolor": "none", "edgecolor": SERIES[0]}, whiskerprops={"color": SERIES[0]},
+            medianprops={"color": SERIES[1], "linewidth": 1.6}, capprops={"color": SERIES[0]},
+        )  # fmt: skip
+        bound = ""
+        if (gamma := result.recipe.gamma) is not None and math.isfinite(gamma):
+            axis.axhline(gamma, color=INK, linestyle="--", linewidth=1)
+            bound = f", dashes: γ = {gamma:g}"
+        axis.set_xticks(range(1, len(known) + 1), list(map(_plain, known)), rotation=45, ha="right", fontsize=8,
+                        rotation_mode="anchor")  # fmt: skip
+        axis.set_title(_plain(f"{name}, {part} images{bound}"), loc="left", fontsize=9)
+        axis.grid(visible=False, axis="x")
+        axis.set_ylim(0, None if top is None else 1.05 * top)
+    p = {result.recipe.p for result in results.values()}
+    axes[0].set_ylabel(f"gain ‖Wx‖ / ‖x‖, p = {', '.join('∞' if math.isinf(one) else f'{one:g}' for one in p)}")
     return figure
 
 
-def tuning_curve(
-    curve: Sequence[Mapping[str, Any]],
-    labels: Mapping[str, str],
-    chosen: Mapping[str, float] | None = None,
-    title: str = "",
-) -> Figure:
-    """The paper's Figure 3: accuracy and log loss against the numbers tried, on the training and the validation part.
+def largest_gain(result: Result) -> float:
+    """The largest gain of any layer, on the images that `gain_boxes` shows."""
+    return max((row[-1] for row in gains_of(result)[1].values() if row[-1] is not None), default=0.0)
 
-    `curve` holds what each trial came to, with its numbers under 'values'; those that did not come to an end are left
-    out. `labels` says what each number is called, and each gets a column. With one number its trials are joined by a
-    line. `chosen` is marked.
-    """
-    rows = [row for row in curve if row["status"] == "complete"]
-    figure = Figure(figsize=(PANEL[0] * len(labels), 2 * PANEL[1]), layout="constrained")
-    panels = figure.subplots(2, len(labels), sharex="col", sharey="row", squeeze=False)
-    for column, (name, label) in enumerate(labels.items()):
-        at = [row["values"][name] for row in rows]
+
+def learning_curves(rows: Mapping[str, Sequence[Result]], metrics: Sequence[str] = tuple(METRICS)) -> Figure | None:
+    """A panel per metric, by epoch, the mean over each row's runs; None where no run recorded any of them."""
+    curves = {
+        metric: {row: np.mean(runs, axis=0) for row in rows if (runs := _histories(rows[row], metric))}
+        for metric in metrics
+    }
+    panels = {metric: lines for metric, lines in curves.items() if lines}
+    if not panels:
+        return None
+    figure, axes = _figure(1, len(panels), (PANEL[0] * len(panels), PANEL[1]))
+    for axis, (metric, lines) in zip(axes, panels.items(), strict=True):
+        for index, row in enumerate(rows):
+            if row in lines:
+                values = lines[row] * (100 if "accuracy" in metric else 1)
+                axis.plot(range(1, len(values) + 1), values, label=_plain(row), **_look(index))
+        axis.set_title(METRICS[metric], loc="left", fontsize=9)
+        axis.set_xlabel("epoch")
+        axis.locator_params(axis="x", integer=True)
+        low, high = (
+            edge(values) for edge, values in ((min, map(np.min, lines.values())), (max, map(np.max, lines.values())))
+        )
+        if "loss" in metric and low > 0 and high > 20 * low:
+            axis.set_yscale("log")
+    if len(rows) > 1:
+        _legend(figure, axes[0])
+    return figure
+
+
+def tuning_curves(results: Sequence[Result], chosen: Mapping[str, float] | None = None) -> Figure:
+    """Accuracy and log loss against the numbers tried, a column per number; means over folds or seeds as lines."""
+    parts = varied(results) or [choice for choice in results[0].recipe.chosen if choice.row.parameter]
+    figure, axes = _figure(2, len(parts), (PANEL[0] * len(parts), 1.7 * PANEL[1]), sharex="col", sharey="row")
+    panels = np.array(axes).reshape(2, len(parts))
+    for column, part in enumerate(parts):
+        name = part.row.name
+        values = [numbers_of(result.recipe, parts)[name] for result in results]
         for panel, score in zip(panels[:, column], ("accuracy", "loss"), strict=True):
-            for index, part in enumerate(("train", "validation")):
-                style = series_style(index) if len(labels) == 1 else {"color": COLOURS[index], "linestyle": "none"}
-                panel.plot(at, [row[f"{part}_{score}"] for row in rows], marker="o^"[index], label=part, **style)
-            if chosen:
-                panel.axvline(chosen[name], color="#444444", linewidth=0.8, linestyle=":", label="chosen")
-            panel.grid(alpha=0.25)
-            panel.spines[["top", "right"]].set_visible(False)
-        panels[1, column].set_xlabel(shown(label))
-        if is_wide(at):
-            panels[1, column].set_xscale("log")
-    panels[0, 0].set_ylabel("accuracy")
-    panels[0, 0].yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+            factor = 100 if score == "accuracy" else 1
+            for index, of in enumerate(("train", "validation")):
+                known = [
+                    (value, factor * at)
+                    for value, result in zip(values, results, strict=True)
+                    if (at := getattr(result, f"{of}_{score}")) is not None
+                ]
+                panel.plot(*zip(*known, strict=True), "o^"[index], color=SERIES[index], markersize=3.5, alpha=0.6)
+                if len(parts) == 1:
+                    means = {at: np.mean([y for x, y in known if x == at]) for at, _ in sorted(known)}
+                    panel.plot(list(means), list(means.values()), label=of, **_look(index))
+                else:
+                    panel.plot([], [], label=of, **_look(index))
+            if chosen and name in chosen:
+                panel.axvline(chosen[name], color=SOFT, linewidth=0.8, linestyle=":", label="chosen")
+        panels[1, column].set_xlabel(f"{SYMBOLS.get(part.row.parameter or '', part.row.parameter)} of {name}")
+    panels[0, 0].set_ylabel("accuracy (%)")
     panels[1, 0].set_ylabel("log loss (nats)")
-    losses = [row[f"{part}_loss"] for row in rows for part in ("train", "validation")]
-    if is_wide(losses):
-        panels[1, 0].set_yscale("log")
-    figure.suptitle(shown(title))
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    _legend(figure, panels[0, 0])
     return figure
 
 
-def cost_ratios(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """What a step costs with each variant, as a ratio to the step without: one panel per network."""
-    panels: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        if "sweep" not in row and row["variant"] != "without":
-            panels.setdefault(row["network"], []).append(row)
-    sizes = [len(here) for here in panels.values()] or [1]
-    figure = Figure(figsize=(6.4, 0.6 + 0.45 * len(sizes) + 0.26 * sum(sizes)), layout="constrained")
-    figure.suptitle("A training step with a constraint, over the same step without")
-    axes = figure.subplots(len(sizes), 1, sharex=True, squeeze=False, height_ratios=[1 + size for size in sizes])[:, 0]
-    for panel, (network, here) in zip(axes, panels.items(), strict=False):
-        modes = {row["mode"] for row in here}
-        for place, row in enumerate(here):
-            ours = row["variant"].startswith("MaxGain")
-            panel.plot([row["lowest"], row["highest"]], [place, place], color="#999999", linewidth=1)
-            panel.plot(row["ratio"], place, "o", color=COLOURS[0 if ours else 1])
-            panel.annotate(f"{row['ratio']:.2f}", (row["highest"], place), (5, 0), textcoords="offset points",
-                           va="center", fontsize="small")  # fmt: skip
-        panel.axvline(1, color="#333333", linewidth=0.8)
-        names = [row["variant"] if len(modes) == 1 else f"{row['variant']}, {row['mode']}" for row in here]
-        panel.set_yticks(range(len(here)), names, fontsize="small")
-        panel.set_ylim(len(here) - 0.5, -0.5)
-        panel.set_title(shown(network) + (f", {here[0]['mode']}" if len(modes) == 1 else ""),
-                        loc="left", fontsize="medium")  # fmt: skip
-        panel.grid(axis="x", alpha=0.3)
-        panel.margins(x=0.1)
-    axes[-1].set_xlabel("ratio (dot: median; line: least to largest turn)")
-    return figure
+def varied(results: Sequence[Result]) -> list[Chosen]:
+    """The regularisers whose numbers differ between runs."""
+    parts = [choice for choice in results[0].recipe.chosen if choice.row.parameter]
+    values = [numbers_of(result.recipe, parts) for result in results]
+    return [part for part in parts if len({value[part.row.name] for value in values}) > 1]
 
 
-def shown(name: str) -> str:
-    """A name as matplotlib is to show it: a dollar sign begins no formula, and nothing breaks the SVG or the layout."""
-    text = "".join(letter if is_text(letter) else "\N{REPLACEMENT CHARACTER}" for letter in name)
-    return (text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…").replace("$", r"\$")
+def svg(figure: Figure, label: str) -> str:
+    """The figure as an inline SVG whose colours follow the page's, light or dark."""
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with rc_context(STYLE):
+        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'<g id="[^"]*"', "<g", text)
+    width = float(re.search(r'width="([\d.]+)pt"', text)[1])  # type: ignore[index]
+    opening = (
+        f'<svg role="img" aria-label="{escape(label)}" style="width:{width / 72:.2f}in;min-width:{width / 96:.2f}in"'
+    )
+    text = re.sub(r'<svg( [^>]*?) height="[^"]*"( [^>]*?)? width="[^"]*"|<svg', opening, text, count=1)
+    colours = {INK: "currentColor", SOFT: "var(--soft)", RULE: "var(--rule)"}
+    colours |= {colour: f"var(--series-{index})" for index, colour in enumerate(SERIES)}
+    for colour, variable in colours.items():
+        text = text.replace(colour, variable)
+    return text
 
 
-def rendered(figure: Figure, kind: str) -> bytes:
-    """The figure as the bytes of a PNG or SVG file."""
-    buffer = io.BytesIO()
-    with rc_context(SVG), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph|constrained_layout not applied")  # odd names, shown as well as can be
-        figure.savefig(buffer, format=kind, dpi=150, metadata=MADE_BY_US[kind])
-    return buffer.getvalue()
+def _figure(rows: int, columns: int, size: tuple[float, float], **shared: Any) -> tuple[Figure, list[Axes]]:
+    with rc_context(STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        return figure, list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
 
 
-def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Writes the figure as PNG and as SVG."""
-    paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
-    for path in paths:
-        write_bytes(path, rendered(figure, path.suffix[1:]))
-    return paths
+def _legend(figure: Figure, axis: Axes) -> None:
+    handles, labels = axis.get_legend_handles_labels()
+    columns = 2 if max(map(len, labels)) > 15 else 3
+    figure.legend(handles, labels, loc="outside lower left", ncols=columns, frameon=False, fontsize=8, labelcolor=INK)
 
 
-def _panel(width: float, height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    panel = figure.subplots()
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.grid(alpha=0.25)
-    panel.set_axisbelow(True)
-    panel.tick_params(labelsize=9)
-    return figure, panel
+def _look(index: int) -> dict[str, Any]:
+    rounds, colour = divmod(index, len(SERIES))
+    return {"color": SERIES[colour], "linestyle": DASHES[(colour + rounds) % len(DASHES)]}
+
+
+def gains_of(result: Result) -> tuple[str, Mapping[str, Sequence[float | None]]]:
+    """The part of the data that gains are shown of, and its quantiles by layer."""
+    part = next(part for part in ("test", "validation", "train") if part in result.gains)
+    return part, result.gains[part]
+
+
+def _histories(results: Iterable[Result], metric: str) -> list[list[float]]:
+    """A metric by epoch of the runs that have it for every epoch, all of the same length."""
+    columns: list[list[float]] = [getattr(result.history, metric) for result in results]
+    whole = [column for column in columns if column and None not in column]
+    return [column for column in whole if len(column) == len(whole[0])]
+
+
+def _plain(name: str) -> str:
+    """A name that matplotlib does not read as a formula."""
+    return name.replace("$", r"\$")

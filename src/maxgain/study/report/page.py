@@ -1,216 +1,353 @@
-"""The page to look at: what a folder of results shows, as one HTML file that opens offline, on a phone, and in print.
-
-Everything on it comes from the records, and the same records give the same page.
-"""
+"""One self-contained HTML page about everything below a folder: comparisons, searches and single runs."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
-from maxgain.errors import RecordError, RunError
+from maxgain.errors import FileError
 
-from ..comparing.comparison import Comparison
-from ..comparing.question import Question
-from ..comparing.records import Record, Records, finished
-from ..comparing.sentences import p_value
-from ..files import marked, write_text
-from ..schema import score
-from ..tables import uniform
-from ..wording import clause, counted, listed, percent, signed
-from . import drawing, sources
-from .comparisons import comparisons
-from .gain_data import gain_data
-from .sections import comparison_section, run_section, tuning_section
-from .tunings import Tuning
+from .. import _files
+from ..comparison import HEADS, Comparison, compare
+from ..plan import FILE as PLAN
+from ..plan import Plan, read_plan
+from ..recipe import Recipe, to_json
+from ..regularisers import short_name, spell
+from ..result import RESULT, Result, load
+from ..run import CONFIG
+from ..sentences import counted, listed, p_value, percent
+from ..tuning import numbers_of
+from . import figures
 
-LONGEST_HEADLINE = 150
-"""Letters; a longer outcome stands under the headline."""
+TUNING = "tuning.json"
 
-
-def write(folder: Path, out: Path, baseline: str | None = None) -> Records:
-    """Write the page about a folder of results, and return the records it was made of.
-
-    It shows the comparisons that `maxgain compare` was asked for; with a baseline, each with that baseline instead.
-    """
-    found = sources.read(folder)
-    if not found:
-        warnings = found.records.warnings
-        why = clause(warnings[0]) if warnings else "maxgain train, tune and compare leave some there"
-        raise RecordError(f"{folder} has no records of runs: {why}.")
-    if out.is_file() and not marked(out, ".html"):
-        raise RunError(f"cannot write {out}: it exists and is no page of maxgain's; choose another --out.")
-    write_text(out, build_page(found.records, found.tunings, baseline, found.asked, found.alone), replace=True)
-    return found.records
+Cells = Sequence[str]
 
 
-def build_page(
-    found: Records,
-    made: Sequence[Tuning] = (),
-    baseline: str | None = None,
-    asked: Sequence[Question] = (),
-    alone: Collection[str] = (),
-) -> str:
-    """The page about these records, the tuning behind them and the comparisons that were asked for.
+@dataclass(frozen=True)
+class Table:
+    """Texts in columns; the first names the row."""
 
-    `alone` are the keys of runs that belong to no comparison; they are compared among themselves where they can be.
-    """
-    compared = _compared(found, asked, baseline, alone)
-    anchors = {run["key"]: f"r{number}" for number, run in enumerate(found.runs)}
-    several = {name: comparison for name, comparison in compared.items() if not _single(comparison)}
-    sections = [comparison_section(name, comparison, anchors) for name, comparison in several.items()]
-    single = [run_section(name, comparison.runs[0]) for name, comparison in compared.items() if _single(comparison)]
-    tunings = [tuning_section(tuning) for tuning in made]
-    results = [*found.runs, *(result for tuning in made for result in tuning.made)]
-    gains = gain_data(_by_row(compared))
-    script = _resource("report.js")
+    heads: Cells
+    rows: Sequence[Cells]
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a search chose, as tuning.json says."""
+
+    regulariser: str
+    rule: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A comparison, a search or runs, as the template shows it."""
+
+    title: str
+    place: str
+    """A comparison's folder below the page's."""
+    sentences: Sequence[str] = ()
+    table: Table | None = None
+    figures: Sequence[tuple[str, Sequence[Markup]]] = ()
+    """Captions, and the panels under each."""
+    notes: Sequence[str] = ()
+    method: str = ""
+    details: Sequence[Table] = field(default_factory=list)
+    """Folded away, each under its caption."""
+
+
+def write_page(folder: Path, out: Path) -> Path:
+    """Write the page about a folder, or about a .jsonl export, and return its path."""
+    _files.write(out, build_page(folder).encode())
+    return out
+
+
+def build_page(folder: Path) -> str:
+    """The page's HTML; the same files give the same page."""
+    sections, every = _sections(folder)
+    if not sections:
+        raise FileError(f"there is no finished run in {folder}.")
+    finished = [result for result in every if result.status == "ok"]
+    days = sorted({result.finished[:10] for result in every if result.finished})
+    facts = [counted(len(finished), "finished run")]
+    if len(every) > len(finished):
+        facts.append(f"{len(every) - len(finished)} failed")
+    if days:
+        facts.append(days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}")
+    facts += sorted({f"maxgain {result.maxgain}" for result in every if result.maxgain})
+    comparisons = [section for section in sections if section.place]
+    is_answer = len(sections) == 1 or len(comparisons) == 1
+    title = sections[0].title if is_answer else f"Results in {folder.resolve().name}"
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {show.__name__: show for show in (percent, points, number, p_value, breakable, counted)}
-    return environment.from_string(_resource("report.html")).render(
-        style=Markup(_resource("report.css")),
-        script=Markup(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        **_headline(several, sections, single, tunings),
-        dates=_dates(results),
-        versions=listed(dict.fromkeys(f"maxgain {run['maxgain']}" for run in results if run.get("maxgain")) or [""]),
-        look=drawing.look,
-        found=found,
-        sections=sections,
-        single=single,
-        gains=gains,
-        tunings=tunings,
-        runs=_runs_table(found.runs),
-        origins=_origins(results),
+    environment.filters["breakable"] = _breakable
+    template = environment.from_string(_resource("page.html"))
+    return template.render(title=title, facts=facts, sections=sections, style=Markup(_resource("page.css")))
+
+
+def _sections(folder: Path) -> tuple[list[Section], list[Result]]:
+    """Every comparison, then every search, then the runs that belong to neither; and all results."""
+    every = load(folder)
+    if folder.is_file():
+        return _rest(every), every
+    sections, used = [], set()
+    for file in sorted(folder.rglob(PLAN)):
+        begun = any(file.parent.rglob(RESULT))
+        comparison = compare(read_plan(file.parent), load(file.parent) if begun else [])
+        used |= {result.key for runs in comparison.results.values() for result in runs}
+        used |= {result.key for result in comparison.failed}
+        sections.append(_comparison(comparison, file.parent.relative_to(folder).as_posix()))
+    searches = sorted(file.parent for file in folder.rglob(TUNING))
+    sections += [_search(load(search), _files.read_json(search / TUNING, Choice)) for search in searches]
+    runs = [file.parent for file in folder.rglob(RESULT) if not any(search in file.parents for search in searches)]
+    rest = {result.key: result for run in sorted(runs) for result in load(run) if result.key not in used}
+    sections += _rest(list(rest.values()))
+    if waiting := sum(not (file.parent / RESULT).exists() for file in folder.rglob(CONFIG)):
+        sections[-1] = replace(sections[-1], notes=[*sections[-1].notes, f"{counted(waiting, 'run')} not finished."])
+    return sections, every
+
+
+def _rest(results: Sequence[Result]) -> list[Section]:
+    """Searches, which are runs without a test score that differ in their numbers, and then single runs."""
+    groups: dict[tuple[Recipe, bool], list[Result]] = {}
+    for result in results:
+        group = _without_numbers(result.recipe), result.test_accuracy is None
+        groups.setdefault(group, []).append(result)
+    searches = [runs for (_, untested), runs in groups.items() if untested and figures.varied(runs)]
+    single = [run for runs in groups.values() if runs not in searches for run in runs]
+    sections = [_search(runs) for runs in searches]
+    if single:
+        sections.append(_run(single[0]) if len(single) == 1 else _runs(single))
+    return sections
+
+
+def _without_numbers(recipe: Recipe) -> Recipe:
+    names = "+".join(choice.row.name for choice in recipe.chosen)
+    return replace(recipe, regulariser=names, seed=0, fold=None if recipe.fold is None else 0)
+
+
+# Comparisons
+
+
+def _comparison(comparison: Comparison, place: str) -> Section:
+    plan, results = comparison.plan, [result for runs in comparison.results.values() for result in runs]
+    labels = {row.name: row.label for row in comparison.rows}
+    shown = _before_and_after(comparison)
+    rows = {labels[row]: runs for row, runs in comparison.results.items() if runs}
+    scores = Table(
+        (plan.over, *labels.values()),
+        [(str(unit), *(percent(row.scores.get(unit)) for row in comparison.rows)) for unit in plan.units],
+        f"{comparison.score.capitalize()} accuracy by {plan.over}, %",
+    )
+    return Section(
+        title=comparison.title,
+        place=place,
+        sentences=[*(f"{_capital(contrast.sentence)}." for contrast in comparison.contrasts), *_gain_sentence(shown)],
+        table=Table(HEADS, comparison.table(), comparison.caption),
+        figures=[
+            *_drawn("Differences", [figures.forest(comparison)] if _is_tested(comparison) else []),
+            *_gain_figures(shown),
+            *_curves("Learning curves, means over runs", rows),
+        ],
+        notes=comparison.notes,
+        method=" ".join([comparison.method, *_checks(comparison)]),
+        details=[scores, *_chosen(plan), _settings(plan.recipe), *_failures(comparison.failed), *_origins(results)],
     )
 
 
-def _compared(
-    found: Records, asked: Sequence[Question], baseline: str | None, alone: Collection[str]
-) -> dict[str, Comparison]:
-    """The comparisons of a folder, and then those that its single runs make possible."""
-    together = replace(found, runs=tuple(run for run in found.runs if run["key"] not in alone), warnings=())
-    apart = replace(found, runs=tuple(run for run in found.runs if run["key"] in alone), failed=(), warnings=())
-    answers = {}
-    if together.runs or together.failed:
-        answers = comparisons(together, asked, baseline)
-    if apart.runs:
-        alone_answers = comparisons(apart, (), None if answers else baseline)
-        answers |= {f"{name}, single runs" if name in answers else name: one for name, one in alone_answers.items()}
-    return answers
+def _chosen(plan: Plan) -> Iterator[Table]:
+    if plan.numbers:
+        rows = [
+            (
+                str(unit),
+                *(" ".join(f"{number:g}" for number in by.get(unit, {}).values()) for by in plan.numbers.values()),
+            )
+            for unit in plan.units
+        ]
+        yield Table((plan.over, *plan.numbers), rows, "Chosen numbers")
 
 
-def _single(comparison: Comparison) -> bool:
-    return len(comparison.rows) == 1 and len(comparison.runs) == 1 and not comparison.failures
+def _is_tested(comparison: Comparison) -> bool:
+    return any(contrast.difference and contrast.difference.interval for contrast in comparison.contrasts)
 
 
-def _by_row(compared: Mapping[str, Comparison]) -> Iterator[tuple[str, Record]]:
-    for name, comparison in compared.items():
-        for row in comparison.rows:
-            for run in comparison.runs_of(row.name):
-                yield (f"{name}: {row.name}" if len(compared) > 1 else row.name), run
+def _checks(comparison: Comparison) -> Iterator[str]:
+    """What the other analysis and the test set's own sampling say about each contrast."""
+    checks = [f"{one.first}: p = {p_value(one.check.p_holm)}" for one in comparison.contrasts if one.check]
+    if checks:
+        yield f"Check: {'; '.join(checks)}."
+    errors = [
+        f"{one.first} ± {100 * one.sampling_error:.2f}"
+        for one in comparison.contrasts
+        if one.sampling_error is not None
+    ]
+    if errors:
+        yield f"Standard error from the sampling of test images alone, in points: {'; '.join(errors)}."
 
 
-# What the page is about
+def _before_and_after(comparison: Comparison) -> dict[str, Result]:
+    """One run of each row of the first contrast that adds maxgain, or of the first row, where gains were measured."""
+    pairs = [(one.second, one.first) for one in comparison.contrasts]
+    adds = [pair for pair in pairs if "maxgain" in pair[1] and "maxgain" not in pair[0]]
+    rows = next(iter([*adds, *pairs]), comparison.plan.rows[:1])
+    measured = {row: next((run for run in comparison.results[row] if run.gains), None) for row in rows}
+    return {comparison.row(row).label: run for row, run in measured.items() if run is not None}
 
 
-def _headline(
-    several: Mapping[str, Comparison],
-    sections: Sequence[Mapping[str, Any]],
-    single: Sequence[Mapping[str, Any]],
-    tunings: Sequence[Mapping[str, Any]],
-) -> dict[str, Any]:
-    """The page's title, the sentence that it begins with, and what stands above and below that."""
-    if len(sections) == 1:
-        title = f"Regularisers compared on {next(iter(several.values())).question.dataset}"
-        outcome = sections[0]["words"].outcome
-        short = len(outcome) <= LONGEST_HEADLINE
-        return {"title": title, "headline": outcome if short else title, "lead": "" if short else outcome}
-    if sections:
-        data = dict.fromkeys(comparison.question.dataset for comparison in several.values())
-        title = f"{counted(len(sections), 'comparison')} of regularisers on {listed(data)}"
-        return {"title": title, "headline": title, "lead": ""}
-    alone = [*single, *tunings]
-    if len(alone) == 1:
-        return {"title": alone[0]["headline"], "headline": alone[0]["headline"], "lead": ""}
-    kinds = [counted(len(single), "run")] * bool(single) + [counted(len(tunings), "search", "es")] * bool(tunings)
-    title = listed(kinds).capitalize() if kinds else "Runs that failed"
-    return {"title": title, "headline": title, "lead": ""}
+def _gain_sentence(results: Mapping[str, Result]) -> Iterator[str]:
+    if results:
+        gains = [f"{figures.largest_gain(result):.2f} with {name}" for name, result in results.items()]
+        yield f"Largest gain of any layer: {listed(gains)}."
 
 
-def _dates(runs: Sequence[Mapping[str, Any]]) -> str:
-    """When the runs were finished, to the day."""
-    days = sorted(time.date() for run in runs if (time := finished(run)) is not None)
-    if not days:
-        return ""
-    first, last = (f"{day.day} {day:%B %Y}" for day in (days[0], days[-1]))
-    return first if first == last else f"{first} to {last}"
+# Searches and runs
 
 
-# How runs were made
-
-ORIGIN = ("command", "maxgain", "torch", "device", "machine")
-
-
-def _origins(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What made the runs, each way once: command, versions, machine."""
-    return [dict(zip(ORIGIN, origin, strict=True)) for origin in dict.fromkeys(map(_origin, runs))]
-
-
-def _runs_table(runs: Sequence[Record]) -> dict[str, Any]:
-    """Every run in a row of text, and which of the origins made it; columns that would say one thing are left out."""
-    numbers = {origin: number for number, origin in enumerate(dict.fromkeys(map(_origin, runs)))}
-
-    def percents(part: str) -> list[str]:
-        return [percent(score(run, f"{part}_accuracy")) for run in runs]
-
-    columns = {
-        "Recipe": [run["recipe"] for run in runs],
-        "Regulariser": [run["config"]["regulariser"] for run in runs],
-        "Fold": uniform([run["config"].get("fold") for run in runs]),
-        "Seed": uniform([run["config"].get("seed") for run in runs]),
-        "Test, %": percents("test"),
-        "Validation, %": percents("validation"),
-        "Train, %": percents("train"),
-        "Test loss": uniform([score(run, "test_loss") for run in runs]),
-        "Seconds": uniform([run.get("seconds") for run in runs], 3),
-    }
-    kept = {title: texts for title, texts in columns.items() if title == "Regulariser" or len(set(texts)) > 1}
-    rows = zip(*kept.values(), strict=True)
-    return {
-        "titles": list(kept),
-        "rows": [(cells, numbers[_origin(run)], run["key"]) for cells, run in zip(rows, runs, strict=True)],
-    }
-
-
-def _origin(run: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(run.get(key) for key in ORIGIN)
-
-
-# Numbers and names for people
+def _search(results: Sequence[Result], choice: Choice | None = None) -> Section:
+    recipe, parts = results[0].recipe, figures.varied(results)
+    finished = [result for result in results if result.status == "ok" and result.validation_accuracy is not None]
+    by_point: dict[tuple[float, ...], list[Result]] = {}
+    for result in finished:
+        by_point.setdefault(tuple(numbers_of(result.recipe, parts).values()), []).append(result)
+    title, chosen = f"Search on {recipe.name}: no run finished", None
+    if by_point:
+        means = {point: np.mean([run.validation_accuracy or 0 for run in runs]) for point, runs in by_point.items()}
+        best = min(means, key=lambda point: (-means[point], point))
+        chosen = {part.row.name: value for part, value in zip(parts, best, strict=True)}
+        runs = len(by_point[best])
+        title = (
+            f"{', '.join(f'{name}={value:g}' for name, value in chosen.items())} has the best validation accuracy on "
+            f"{recipe.name}, {percent(float(means[best]))} %{f', the mean of {runs} runs' if runs > 1 else ''}"
+        )
+    heads = (*(part.row.name for part in parts), "validation, %", "validation loss", "train, %", "fold", "seed")
+    rows = [
+        (
+            *(f"{value:g}" for value in numbers_of(result.recipe, parts).values()),
+            percent(result.validation_accuracy) if result.status == "ok" else "failed",
+            "–" if result.validation_loss is None else f"{result.validation_loss:.4f}",
+            percent(result.train_accuracy),
+            "–" if result.recipe.fold is None else str(result.recipe.fold),
+            str(result.recipe.seed),
+        )
+        for result in sorted(results, key=lambda result: [*numbers_of(result.recipe, parts).values()])
+    ]
+    return Section(
+        title=title,
+        place="",
+        sentences=[
+            *([f"Chosen: {choice.regulariser} ({choice.rule})."] if choice else []),
+            "Numbers are chosen on validation images; test images are not used.",
+        ],
+        figures=list(_drawn("Scores by number", [figures.tuning_curves(finished, chosen)] if finished else [])),
+        details=[Table(heads, rows, counted(len(rows), "run")), _settings(recipe), *_origins(results)],
+    )
 
 
-def points(fraction: float) -> str:
-    """A difference of accuracies in percentage points, with its sign and a real minus."""
-    return number(100 * fraction)
+def _run(result: Result) -> Section:
+    name = f"{result.recipe.name}, {short_name(spell(result.recipe.chosen))}"
+    part = "validation" if result.test_accuracy is None else "test"
+    score = result.validation_accuracy if result.test_accuracy is None else result.test_accuracy
+    shown = {name: result} if result.gains else {}
+    losses = [
+        (part, percent(getattr(result, f"{part}_accuracy")), f"{loss:.4f}")
+        for part in ("train", "validation", "test")
+        if (loss := getattr(result, f"{part}_loss")) is not None
+    ]
+    return Section(
+        title=f"{name}: {part} accuracy {percent(score)} %" if result.status == "ok" else f"{name}: failed",
+        place="",
+        sentences=[result.error] if result.error else list(_gain_sentence(shown)),
+        table=Table(("part of the data", "accuracy, %", "log loss, nats"), losses) if losses else None,
+        figures=[
+            *_gain_figures(shown),
+            *_curves("Learning curves", {name: [result]}),
+        ],
+        details=[_settings(result.recipe), *_origins([result])],
+    )
 
 
-def number(value: float) -> str:
-    """A number with its sign and a real minus."""
-    return signed(value).replace("-", "−")
+def _runs(results: Sequence[Result]) -> Section:
+    rows = [
+        (
+            result.recipe.title,
+            *(percent(getattr(result, f"{part}_accuracy")) for part in ("test", "validation", "train")),
+        )
+        for result in results
+        if result.status == "ok"
+    ]
+    return Section(
+        title=f"{counted(len(results), 'run')} outside any comparison",
+        place="",
+        table=Table(("run", "test, %", "validation, %", "train, %"), rows),
+        details=[*_failures([result for result in results if result.status == "failed"]), *_origins(results)],
+    )
 
 
-def breakable(name: str) -> Markup:
-    """A regulariser that a narrow column breaks between its parts."""
-    return Markup("+<wbr>").join(name.split("+"))
+# What all have
+
+
+def _gain_figures(results: Mapping[str, Result]) -> Iterator[tuple[str, list[Markup]]]:
+    top = max([figures.largest_gain(result) for result in results.values()], default=0.0)
+    return _drawn("Gains of each layer", [figures.gain_boxes({name: run}, top) for name, run in results.items()])
+
+
+def _curves(caption: str, rows: Mapping[str, Sequence[Result]]) -> Iterator[tuple[str, list[Markup]]]:
+    return _drawn(caption, [figures.learning_curves(rows, [metric]) for metric in figures.METRICS])
+
+
+def _drawn(caption: str, drawings: Sequence[Figure | None]) -> Iterator[tuple[str, list[Markup]]]:
+    if known := [Markup(figures.svg(figure, caption)) for figure in drawings if figure is not None]:
+        yield caption, known
+
+
+def _settings(recipe: Recipe) -> Table:
+    content: dict[str, Any] = to_json(recipe)
+    hidden = ("regulariser", "fold", "seed")
+    rows = [(name.replace("_", " "), str(value)) for name, value in content.items() if name not in hidden and value]
+    return Table(("setting", "value"), rows, "Settings")
+
+
+def _failures(results: Sequence[Result]) -> Iterator[Table]:
+    rows = [(result.recipe.title, result.fault, result.error) for result in results]
+    if rows:
+        yield Table(("run", "fault", "error"), rows, counted(len(rows), "failed run"))
+
+
+def _origins(results: Sequence[Result]) -> Iterator[Table]:
+    names = ("maxgain", "commit", "torch", "device", "machine", "precision", "data_source", "command")
+    counts: dict[tuple[str, ...], int] = {}
+    for result in results:
+        origin = tuple(str(getattr(result, name)) for name in names)
+        counts[origin] = counts.get(origin, 0) + 1
+    rows = [
+        (
+            str(count),
+            "; ".join(f"{name.replace('_', ' ')}: {value}" for name, value in zip(names, origin, strict=True) if value),
+        )
+        for origin, count in counts.items()
+    ]
+    if rows:
+        yield Table(("runs", "made with"), rows, "How the runs were made")
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:] if sentence.startswith(("on ", "no ")) else sentence
+
+
+def _breakable(text: str) -> Markup:
+    """The text with a possible line break between joined regularisers."""
+    return Markup("+<wbr>").join(re.split(r"(?<=\w)\+(?=[a-z])", text))
 
 
 def _resource(name: str) -> str:
-    return (resources.files(__package__) / "templates" / name).read_text(encoding="utf-8")
+    return (resources.files(__package__) / name).read_text(encoding="utf-8")

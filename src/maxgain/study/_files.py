@@ -1,0 +1,105 @@
+"""Files that appear whole or not at all, JSON that any reader accepts, and a lock on a folder."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from filelock import FileLock, Timeout
+
+from maxgain.errors import FileError, FolderInUseError, MissingFileError, RunError
+
+T = TypeVar("T")
+LOCK = ".lock"
+
+
+def write(path: Path, content: bytes) -> None:
+    """Make `path` hold exactly `content`: a process that is killed leaves the old content, never half of the new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with partial.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Make `path` hold the value as indented JSON."""
+    write(path, msgspec.json.format(encode(value), indent=2) + b"\n")
+
+
+def encode(value: Any) -> bytes:
+    """The value as JSON on one line; infinities are the texts "inf" and "-inf", NaN is null."""
+    return msgspec.json.encode(to_builtins(value))
+
+
+def decode(content: bytes, kind: type[T]) -> T:
+    """The value that `encode` wrote; `ValueError` where the content is none of that kind."""
+    return convert(msgspec.json.decode(content), kind)
+
+
+def read_json(path: Path, kind: type[T]) -> T:
+    """The value in a JSON file; `FileError` names the file and what is wrong in it."""
+    try:
+        return decode(path.read_bytes(), kind)
+    except FileNotFoundError as error:
+        raise MissingFileError(f"there is no {path}.") from error
+    except (OSError, ValueError) as error:
+        raise FileError(f"cannot read {path}: {str(error).rstrip('.')}.") from error
+
+
+def to_builtins(value: Any) -> Any:
+    """The value in the types of JSON."""
+    return _finite(msgspec.to_builtins(value))
+
+
+def convert(value: Any, kind: type[T]) -> T:
+    """What `to_builtins` was made of."""
+    return msgspec.convert(value, kind, strict=False)  # which reads "inf" as a number
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float() if math.isnan(value):
+            return None
+        case float() if math.isinf(value):
+            return str(value)
+        case dict():
+            return {name: _finite(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+        case _:
+            return value
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing in the folder, which is made if need be."""
+    lock = FileLock(folder / LOCK)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise FolderInUseError(f"another process is writing in {folder}; wait, or choose another folder.") from error
+    except OSError as error:
+        raise RunError(f"cannot write in {folder}: {error.strerror or error}.", field="out") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed writers left half written; call it within `locked`."""
+    for partial in folder.glob(".*.partial"):
+        partial.unlink(missing_ok=True)

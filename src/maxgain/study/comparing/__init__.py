@@ -1,1 +1,0 @@
-"""Many runs: choosing numbers, running, recording, and what the records show."""

@@ -1,0 +1,422 @@
+"""From a plan and its results to rows, contrasts and verdicts: one pure function."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maxgain.errors import MissingExtraError
+
+from . import _files, sentences, statistics
+from .plan import Plan
+from .recipe import Recipe
+from .regularisers import parse, short_name, spell
+from .result import Result
+from .sentences import counted, p_value, percent, signed
+from .statistics import Difference, Pair, Scores, Summary, Verdict
+
+WIDTH = 80
+HEADS = ("row", "mean ± s.e.", "runs", "difference (95 % CI)", "p", "verdict")
+
+Score = Literal["test", "validation"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A regulariser and its scores."""
+
+    name: str
+    label: str
+    """The name with its numbers, where all runs have the same ones."""
+    scores: dict[int, float]
+    """Accuracy by fold or seed; several runs on one fold are averaged, and where one is missing the fold is."""
+    summary: Summary | None
+    planned: int
+    failed: int
+    """Runs whose training failed."""
+    missing: int
+    """Runs that were not made, or that the machine stopped."""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Two rows, and whether the first is better."""
+
+    first: str
+    second: str
+    difference: Difference | None
+    """By the analysis that decides; None where no runs connect the rows."""
+    check: Difference | None
+    """By the other analysis."""
+    with_failures: Difference | None
+    """By the analysis that decides, failed runs counted as guesses; None where neither row has any."""
+    verdict: Verdict
+    """Inconclusive, unless it holds with failed runs counted as guesses."""
+    sampling_error: float | None
+    """Standard error from the sampling of test images alone; None over folds, whose spread contains it."""
+    pairs: int
+    """Folds or seeds where both rows have a score."""
+    sentence: str
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """What the results of a plan show."""
+
+    plan: Plan
+    score: Score
+    """Part of the data that accuracies are of."""
+    rows: tuple[Row, ...]
+    contrasts: tuple[Contrast, ...]
+    chance: float
+    """Accuracy of guessing."""
+    title: str
+    method: str
+    notes: tuple[str, ...]
+    """What is missing, and what else a reader has to know."""
+    results: dict[str, tuple[Result, ...]]
+    """Finished runs by row."""
+    failed: tuple[Result, ...]
+
+    def __repr__(self) -> str:
+        return f"<Comparison: {self.title}>"
+
+    @property
+    def scores(self) -> dict[str, dict[int, float]]:
+        """Accuracies by row and by fold or seed."""
+        return {row.name: row.scores for row in self.rows}
+
+    def row(self, name: str) -> Row:
+        """The row of that name."""
+        return next(row for row in self.rows if row.name == name)
+
+    @property
+    def baseline(self) -> str | None:
+        """The row that all others are compared with; None where contrasts have several."""
+        seconds = {contrast.second for contrast in self.contrasts}
+        firsts = [contrast.first for contrast in self.contrasts]
+        return seconds.pop() if len(seconds) == 1 and len(set(firsts)) == len(firsts) else None
+
+    @property
+    def caption(self) -> str:
+        """What the table is of."""
+        against = f"; difference against {self.baseline} in points" if self.baseline else ""
+        return (
+            f"{self.plan.recipe.name}, {counted(len(self.plan.units), self.plan.over)}: "
+            f"{self.score} accuracy in %{against}"
+        )
+
+    def of(self, row: Row) -> list[Contrast]:
+        """The contrasts of a row with others."""
+        return [contrast for contrast in self.contrasts if contrast.first == row.name]
+
+    def table(self) -> list[tuple[str, ...]]:
+        """Texts by `HEADS`: a line per row with its contrast, or where baselines differ a line per contrast below."""
+        lines: list[tuple[str, ...]] = []
+        for row in self.rows:
+            done = row.planned - row.failed - row.missing
+            runs = str(done) if done == row.planned else f"{done} of {row.planned}"
+            start = (row.label, percent(row.summary.mean, row.summary.standard_error) if row.summary else "–", runs)
+            tests = [(one.second, _texts(one.difference), one.verdict) for one in self.of(row)]
+            if self.baseline and tests:
+                lines.append((*start, *tests[0][1], tests[0][2]))
+                continue
+            lines.append((*start, "", "", ""))
+            lines += [(f"  against {second}", "", "", *texts, verdict) for second, texts, verdict in tests]
+        return lines
+
+    def __str__(self) -> str:
+        """The table, the title and what is missing; at most 80 columns."""
+        table = [(name, mean, *rest) for name, mean, _, *rest in (HEADS, *self.table())]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        widths[0] = min(widths[0], WIDTH - sum(widths[1:]) - 2 * len(widths[1:]))
+        lines = textwrap.wrap(self.caption, WIDTH)
+        for name, *cells in table:
+            if len(name) > widths[0]:
+                lines.append(name)
+                name = ""
+            lines.append("  ".join(map(str.ljust, (name, *cells), widths)).rstrip())
+        withdrawn = [f"{contrast.sentence}." for contrast in self.contrasts if contrast.with_failures]
+        for sentence in ("", f"{self.title}.", *withdrawn, *self.notes):
+            lines += textwrap.wrap(sentence, WIDTH) or [""]
+        return "\n".join(lines)
+
+    def to_frame(self) -> Any:
+        """A pandas.DataFrame with a line per contrast, and per row that has none; accuracies as fractions."""
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError as error:
+            raise MissingExtraError("to_frame() needs pandas: pip install pandas") from error
+        return pandas.DataFrame([_record(row, contrast) for row in self.rows for contrast in self.of(row) or (None,)])
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the results, in the types of JSON."""
+        names = ("score", "rows", "contrasts", "chance", "title", "method", "notes")
+        return {"plan": self.plan.to_json()} | {name: _files.to_builtins(getattr(self, name)) for name in names}
+
+
+def compare(plan: Plan, results: Sequence[Result]) -> Comparison:
+    """What the results show of the plan. Results of other recipes are ignored; of other data, left out and counted."""
+    recipes = {row: plan.recipes(row) for row in plan.rows}
+    found, left_out = _matching([recipe for runs in recipes.values() for recipe in runs], results)
+    finished = {
+        row: tuple(found[run.key] for run in runs if run.key in found and found[run.key].status == "ok")
+        for row, runs in recipes.items()
+    }
+    every = [result for runs in finished.values() for result in runs]
+    score: Score = "validation" if any(result.test_accuracy is None for result in every) else "test"
+    chance = next((1 / result.classes for result in found.values() if result.classes), 0.0)
+    accuracies = {result.recipe.key: _accuracy(result, score) for result in every}
+    guesses = dict.fromkeys((key for key, result in found.items() if result.fault == "training"), chance)
+    rows = tuple(_row(plan, row, recipes[row], accuracies, guesses) for row in plan.rows)
+    guessed = {row: _by_unit(plan, recipes[row], guesses | accuracies) for row in plan.rows}
+    errors = [
+        _sampling_error(finished, pair) if score == "test" and plan.over == "seed" else None for pair in plan.contrasts
+    ]
+    contrasts = _contrasts(plan, {row.name: row for row in rows}, guessed, errors, chance)
+    notes = [*_gaps(rows), *dict.fromkeys(f"{result.note}." for result in every if result.note)]
+    if left_out:
+        notes.append(f"{counted(left_out, 'result')} of other data left out.")
+    return Comparison(
+        plan=plan,
+        score=score,
+        rows=rows,
+        contrasts=contrasts,
+        chance=chance,
+        title=_title(plan, rows, contrasts, every, score),
+        method=_method(plan, every, score),
+        notes=tuple(notes),
+        results=finished,
+        failed=tuple(result for result in found.values() if result.status == "failed"),
+    )
+
+
+# Results
+
+
+def _matching(recipes: Sequence[Recipe], results: Sequence[Result]) -> tuple[dict[str, Result], int]:
+    """The results of these recipes by recipe key, and the number left out because their fold's data changed since.
+
+    A finished run replaces a failed one of the same recipe, a failed training one that the machine stopped.
+    """
+    keys = {recipe.key for recipe in recipes}
+    own = [result for result in results if result.recipe.key in keys]
+    own.sort(key=lambda result: (result.status == "ok", result.fault == "training", result.finished))
+    data = {result.recipe.fold: result.fingerprint for result in own}
+    used = [result for result in own if result.fingerprint in ("", data[result.recipe.fold])]
+    return {result.recipe.key: result for result in used}, len(own) - len(used)
+
+
+def _accuracy(result: Result, score: Score) -> float:
+    accuracy = result.test_accuracy if score == "test" else result.validation_accuracy
+    return math.nan if accuracy is None else accuracy
+
+
+def _by_unit(plan: Plan, recipes: Sequence[Recipe], accuracies: Mapping[str, float]) -> dict[int, float]:
+    """The mean accuracy per fold or seed, where all its runs have one."""
+    runs: dict[int, list[str]] = {}
+    for recipe in recipes:
+        runs.setdefault(plan.unit(recipe), []).append(recipe.key)
+    return {
+        unit: float(np.mean([accuracies[key] for key in keys]))
+        for unit, keys in runs.items()
+        if all(key in accuracies for key in keys)
+    }
+
+
+def _row(
+    plan: Plan, name: str, recipes: Sequence[Recipe], accuracies: Mapping[str, float], guesses: Mapping[str, float]
+) -> Row:
+    scores = _by_unit(plan, recipes, accuracies)
+    given = {choice.row.name for choice in parse(name) if choice.value is not None}
+    given |= {regulariser for numbers in plan.numbers.get(name, {}).values() for regulariser in numbers}
+    labels = {short_name(spell(recipe.chosen), given) for recipe in recipes}
+    return Row(
+        name=name,
+        label=labels.pop() if len(labels) == 1 else name,
+        scores=scores,
+        summary=statistics.summary(list(scores.values())) if scores else None,
+        planned=len(recipes),
+        failed=sum(recipe.key in guesses for recipe in recipes),
+        missing=sum(recipe.key not in guesses and recipe.key not in accuracies for recipe in recipes),
+    )
+
+
+def _correct(result: Result) -> NDArray[np.bool_]:
+    """Which test images were classified correctly; packing padded them to whole bytes."""
+    bits = np.unpackbits(np.frombuffer(base64.b64decode(result.correct), np.uint8))
+    images = round(bits.sum() / result.test_accuracy) if result.test_accuracy else len(bits)
+    return bits[:images].astype(bool)
+
+
+def _sampling_error(results: Mapping[str, Sequence[Result]], pair: Pair) -> float | None:
+    first, second = ([_correct(result) for result in results[row] if result.correct] for row in pair)
+    if not first or not second or len({len(images) for images in (*first, *second)}) > 1:
+        return None
+    return statistics.sampling_error(np.array(first), np.array(second))
+
+
+# Contrasts
+
+
+def _analyses(plan: Plan, scores: Scores) -> tuple[list[Difference | None], list[Difference | None]]:
+    """Every contrast by the analysis that decides and by the other, each corrected as a family of its own."""
+
+    def paired(first: str, second: str) -> Difference | None:
+        units = [unit for unit in scores[first] if unit in scores[second]]
+        a, b = ([scores[row][unit] for unit in units] for row in (first, second))
+        return statistics.paired(a, b, _overlap(plan)) if units else None
+
+    by_pairs = statistics.as_family([paired(*pair) for pair in plan.contrasts], _rope(plan))
+    by_model = statistics.as_family(statistics.pooled(scores, plan.contrasts, _overlap(plan)), _rope(plan))
+    return (by_pairs, by_model) if plan.decide_by == "paired" else (by_model, by_pairs)
+
+
+def _contrasts(
+    plan: Plan, rows: Mapping[str, Row], guessed: Scores, errors: Sequence[float | None], chance: float
+) -> tuple[Contrast, ...]:
+    decided, checks = _analyses(plan, {name: row.scores for name, row in rows.items()})
+    second_look, _ = _analyses(plan, guessed)
+    contrasts = []
+    for (first, second), difference, check, guess, error in zip(
+        plan.contrasts, decided, checks, second_look, errors, strict=True
+    ):
+        a, b = rows[first], rows[second]
+        lost = [(row.name, row.failed, row.planned) for row in (a, b) if row.failed]
+        with_failures = guess if lost else None
+        verdict = statistics.verdict(difference)
+        holds = not lost or statistics.verdict(guess) == verdict
+        pairs = len(a.scores.keys() & b.scores)
+        on = f"on {pairs} of {counted(len(plan.units), plan.over)}, " if 0 < pairs < len(plan.units) else ""
+        contrasts.append(
+            Contrast(
+                first=first,
+                second=second,
+                difference=difference,
+                check=check,
+                with_failures=with_failures,
+                verdict=verdict if holds else "inconclusive",
+                sampling_error=error,
+                pairs=pairs,
+                sentence=on
+                + sentences.finding(a.label, b.label, difference, verdict, _rope(plan), plan.over)
+                + sentences.disagreement("pooled" if plan.decide_by == "paired" else "paired", check, verdict)
+                + sentences.failures(lost, with_failures, chance, verdict, holds),
+            )
+        )
+    return tuple(contrasts)
+
+
+def _overlap(plan: Plan) -> float:
+    """Test instances per training instance where training sets overlap, else 0.
+
+    In cross-validation a run is tested on one fold; one more is held out if the run was not trained on it too.
+    """
+    folds = plan.recipe.cross_validation
+    if plan.over == "seed" or folds is None:
+        return 0.0
+    return 1 / (folds - (1 if plan.recipe.train_on == "train+validation" else 2))
+
+
+def _rope(plan: Plan) -> float | None:
+    return None if plan.rope is None else plan.rope / 100
+
+
+# Words
+
+
+def _title(
+    plan: Plan, rows: Sequence[Row], contrasts: Sequence[Contrast], results: Sequence[Result], score: Score
+) -> str:
+    if not results:
+        return f"No result: none of the {counted(sum(row.planned for row in rows), 'run')} has finished"
+    if all(_is_guess(result, score) for result in results):
+        recipe, chance = plan.recipe, 100 / results[0].classes
+        other = "" if recipe.optimiser == "adam" else ", or the optimizer adam"
+        return (
+            f"No run learned anything: {'all' if len(results) > 1 else 'the'} {counted(len(results), 'score')} "
+            f"{'are' if len(results) > 1 else 'is'} chance ({chance:.3g} %). "
+            f"Try a learning rate of {recipe.learning_rate / 10:g}{other}"
+        )
+    if not contrasts:
+        best = max((row for row in rows if row.summary), key=lambda row: row.summary.mean if row.summary else 0.0)
+        assert best.summary is not None
+        return f"{best.label} has {score} accuracy {percent(best.summary.mean, best.summary.standard_error)} %"
+    labels = {row.name: row.label for row in rows}
+    return sentences.headline(
+        [(labels[one.first], labels[one.second], one.difference, one.verdict) for one in contrasts], _rope(plan)
+    )
+
+
+def _is_guess(result: Result, score: Score) -> bool:
+    """Whether neither the score nor the training accuracy exceeds chance by more than three standard errors."""
+    chance = 1 / result.classes
+    images = len(_correct(result)) if score == "test" and result.correct else result.validation_images
+    limit = chance + 3 * math.sqrt(chance * (1 - chance) / images) if images else chance
+    return max(_accuracy(result, score), result.train_accuracy or 0.0) <= limit
+
+
+def _gaps(rows: Sequence[Row]) -> Iterator[str]:
+    for row in rows:
+        if row.failed:
+            yield f"{row.name}: {row.failed} of {row.planned} runs failed to train."
+        if row.missing:
+            yield f"{row.name}: {row.missing} of {row.planned} runs are missing."
+
+
+def _method(plan: Plan, results: Sequence[Result], score: Score) -> str:
+    recipe = plan.recipe
+    parts = "the training and validation parts" if recipe.train_on == "train+validation" else "the training part"
+    repeats = f" with {plan.repeats} seeds each, averaged" if plan.repeats > 1 else ""
+    told = [
+        f"{counted(len(plan.rows), 'row')} on {recipe.dataset}, {counted(len(plan.units), plan.over)}{repeats}; "
+        f"trained on {parts}, scored by {score} accuracy."
+    ]
+    if plan.tuning_runs:
+        images = next((result.validation_images for result in results if result.validation_images), None)
+        worth = f" (1 image = {100 / images:.2g} points)" if images else ""
+        budgets = sentences.listed([f"{row} {runs}" for row, runs in plan.tuning_runs.items()])
+        where = "on every fold" if plan.over == "fold" else "once"
+        told.append(f"Numbers were chosen {where} on the validation part{worth}; runs spent: {budgets}.")
+    told.append(
+        sentences.method(
+            over=plan.over,
+            overlap=bool(_overlap(plan)),
+            decide_by=plan.decide_by,
+            contrasts=len(plan.contrasts),
+            rope=_rope(plan),
+        )
+    )
+    return " ".join(filter(None, told))
+
+
+# The table
+
+
+def _texts(difference: Difference | None) -> tuple[str, str]:
+    """+2.48 (+2.09 to +2.87), in points, and p."""
+    if difference is None:
+        return "–", "–"
+    interval = difference.interval and " to ".join(signed(100 * end) for end in difference.interval)
+    return signed(100 * difference.mean) + (f" ({interval})" if interval else ""), p_value(difference.p_holm)
+
+
+def _record(row: Row, contrast: Contrast | None) -> dict[str, Any]:
+    mean, error = (row.summary.mean, row.summary.standard_error) if row.summary else (None, None)
+    runs = row.planned - row.failed - row.missing
+    record = {"row": row.label, "mean": mean, "standard_error": error, "runs": runs, "failed": row.failed}
+    names = ("baseline", "difference", "low", "high", "p", "verdict")
+    if contrast is None:
+        return record | dict.fromkeys(names)
+    test = contrast.difference
+    low, high = (test and test.interval) or (None, None)
+    values = (contrast.second, test and test.mean, low, high, test and test.p_holm, contrast.verdict)
+    return record | dict(zip(names, values, strict=True))

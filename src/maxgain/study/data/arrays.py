@@ -1,0 +1,141 @@
+"""A data set made from one's own arrays or torch data sets."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maxgain.errors import DataError
+
+from .formats import to_bytes
+from .splits import Dataset, Split, cut, shared_images, stratified_order
+from .table import DATASETS
+
+HELD_OUT = 0.2
+"""The share of the training images that becomes the validation part, where there is none."""
+MOST_CHANNELS = 4
+
+
+def dataset(
+    name: str, train: Any, test: Any, validation: Any | None = None, classes: Sequence[str] | None = None
+) -> Dataset:
+    """A data set of your own.
+
+    Each part is a pair of arrays or tensors, images (N, C, H, W) and labels (N) from 0, or a `torch.utils.data.Dataset`
+    of images and labels. Images are whole numbers from 0 to 255 or fractions from 0 to 1; they are copied as bytes.
+
+    Args:
+        name: Its name in results.
+        train: What networks are trained on.
+        test: What runs are scored on, and nothing is chosen on.
+        validation: What numbers are chosen on; final runs are trained on it too. Default: a fifth of `train`.
+        classes: The names of the classes; numbers by default.
+    """
+    if not name or name in DATASETS or name.strip() != name or "/" in name or name[0] in ".-":
+        raise DataError(f"{name!r} cannot be the name of your data set: choose another.", field="name")
+    parts = {"train": _split("train", train), "test": _split("test", test)}
+    if validation is not None:
+        parts["validation"] = _split("validation", validation)
+    else:
+        rest, held_out = cut(stratified_order(parts["train"].labels.numpy(), seed=0), 1 - HELD_OUT)
+        parts |= {"train": parts["train"].take(rest), "validation": parts["train"].take(held_out)}
+    _expect_alike(parts)
+    least = min(int(part.labels.min()) for part in parts.values())
+    most = max(int(part.labels.max()) for part in parts.values())
+    names = tuple(map(str, range(most + 1) if classes is None else classes))
+    if least > 0 and classes is None:
+        raise DataError(f"labels count from 0, but the least here is {least}: subtract it, or pass classes.")
+    if len(names) < 2:
+        raise DataError(f"need at least 2 classes, got {len(names)}.")
+    if most >= len(names):
+        raise DataError(f"label {most} is beyond the {len(names)} classes, counted from 0.")
+    train, validation, test = parts["train"], parts["validation"], parts["test"]
+    note = shared_images(train, validation, test)
+    return Dataset(name, train, validation, test, names, note=note, source="arrays")
+
+
+def _split(part: str, given: Any) -> Split:
+    if isinstance(given, tuple | list) and len(given) == 2:
+        images, labels = _tensor(f"{part} images", given[0]), _tensor(f"{part} labels", given[1])
+    elif hasattr(given, "__getitem__") and hasattr(given, "__len__"):
+        images, labels = _items(part, given)
+    else:
+        raise DataError(f"{part} must be a pair (images, labels) or a torch data set, not {type(given).__name__}.")
+    if images.dim() != 4:
+        raise DataError(f"{part} images must have the shape (N, C, H, W), not {tuple(images.shape)}.")
+    if labels.dim() != 1 or len(images) != len(labels):
+        raise DataError(f"{part} has {len(images)} images but labels of shape {tuple(labels.shape)}.")
+    whole = labels.long()
+    if not torch.equal(whole.to(labels.dtype), labels) or bool((whole < 0).any()):
+        raise DataError(f"{part} labels must be whole numbers from 0.")
+    return Split(_pixels(part, images), whole)
+
+
+def _items(part: str, given: Any) -> tuple[Tensor, Tensor]:
+    """All items of a torch data set."""
+    images, labels = [], []
+    for number in range(len(given)):
+        image, label = given[number]
+        images.append(_image(image))
+        labels.append(int(label))
+        if images[-1].shape != images[0].shape:
+            shapes = f"{tuple(images[-1].shape)} and {tuple(images[0].shape)}"
+            raise DataError(f"{part} images must be alike, but number {number} and the first one are {shapes}.")
+    return torch.stack(images) if images else torch.empty(0, 1, 1, 1), torch.tensor(labels, dtype=torch.int64)
+
+
+def _image(image: Any) -> Tensor:
+    """A tensor as it is; a Pillow image or an array (H, W) or (H, W, C) with the channels first."""
+    if isinstance(image, Tensor):
+        return image
+    pixels = _tensor("pixels", to_bytes(image) if hasattr(image, "getbands") else image)
+    if pixels.dim() == 2:
+        return pixels[None]
+    if pixels.dim() != 3 or pixels.shape[2] > MOST_CHANNELS:
+        raise DataError(f"an array of shape {tuple(pixels.shape)} is not (H, W, C): make a tensor (C, H, W) of it.")
+    return pixels.permute(2, 0, 1)
+
+
+def _tensor(what: str, given: Any) -> Tensor:
+    """A copy of the numbers, so that nobody changes them later."""
+    if isinstance(given, Tensor):
+        return given.detach().cpu().clone(memory_format=torch.contiguous_format)
+    array = np.asarray(given)
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{what} must be numbers, not {array.dtype}.")
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
+
+
+def _pixels(part: str, images: Tensor) -> Tensor:
+    if images.dtype == torch.uint8 or not len(images):
+        return images.to(torch.uint8)
+    fractions = images.is_floating_point()
+    values = images if fractions else images.long()
+    least, most = values.amin().item(), values.amax().item()
+    if not 0 <= least <= most <= (1 if fractions else 255) or images.dtype == torch.bool:
+        raise DataError(
+            f"{part} images must be whole numbers from 0 to 255 or fractions from 0 to 1, not {images.dtype} from "
+            f"{least} to {most}."
+        )
+    return (images * 255).round().to(torch.uint8) if fractions else images.to(torch.uint8)
+
+
+def _expect_alike(parts: dict[str, Split]) -> None:
+    shapes = {name: tuple(part.images.shape[1:]) for name, part in parts.items()}
+    for name, part in parts.items():
+        if not len(part):
+            raise DataError(f"the {name} part has no images.")
+        if shapes[name] != shapes["train"]:
+            raise DataError(f"{name} images are {shapes[name]}, but training images are {shapes['train']}.")
+    channels, height, width = shapes["train"]
+    if width <= MOST_CHANNELS < min(channels, height):
+        warnings.warn(
+            f"the images have {channels} channels of {height}×{width} pixels; if the channels come last, pass "
+            "images.permute(0, 3, 1, 2).",
+            stacklevel=3,
+        )

@@ -1,0 +1,266 @@
+"""The networks of the study, one function each, and the table by which recipes name them.
+
+Batch norm and dropout are arguments. Neither changes the names of the other layers, nor the weights that a seed gives
+them, so that runs with and without can be compared layer by layer. All networks take float images in [-1, 1] and start
+from He-normal weights (fan-in) and zero biases.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from maxgain.errors import MaxGainError, RecipeError
+
+from ._names import Table
+from .data import Dataset
+from .data.splits import Shape
+
+Noise = Callable[[float], nn.Module]
+"""Makes the noise layer for a place in a network from the paper's dropout rate for that place."""
+
+CONV_RATE = 0.2
+DENSE_RATE = 0.5
+BLOCK_RATE = 0.3
+
+
+class Builder(Protocol):
+    """What makes a network; one's own may leave out the arguments that it does not support."""
+
+    def __call__(
+        self, shape: Shape = ..., classes: int = ..., *, batchnorm: bool = ..., dropout: Noise | None = ...
+    ) -> nn.Module:
+        """A freshly initialised network that maps images of ``shape`` to one logit per class."""
+
+
+def vgg19(
+    shape: Shape = (3, 32, 32), classes: int = 10, *, batchnorm: bool = False, dropout: Noise | None = None
+) -> nn.Module:
+    """VGG-19 for small images: 16 convolutions in five stages, then fc 512, 512 and ``classes``."""
+    stages = ((2, 64), (2, 128), (4, 256), (4, 512), (4, 512))
+    return _vgg(shape, stages, (512, 512, classes), batchnorm, dropout)
+
+
+def svhn_vgg(
+    shape: Shape = (3, 32, 32), classes: int = 10, *, batchnorm: bool = False, dropout: Noise | None = None
+) -> nn.Module:
+    """The paper's VGG for SVHN: eight convolutions in four stages, then fc 512, 512 and ``classes``."""
+    stages = ((2, 64), (2, 128), (2, 192), (2, 256))
+    return _vgg(shape, stages, (512, 512, classes), batchnorm, dropout)
+
+
+def cnn(
+    shape: Shape = (1, 8, 8), classes: int = 10, *, batchnorm: bool = False, dropout: Noise | None = None
+) -> nn.Module:
+    """A small VGG: four convolutions in two stages, then fc 128 and ``classes``."""
+    return _vgg(shape, ((2, 32), (2, 64)), (128, classes), batchnorm, dropout)
+
+
+def mlp(
+    shape: Shape = (1, 8, 8), classes: int = 10, *, batchnorm: bool = False, dropout: Noise | None = None
+) -> nn.Module:
+    """Two hidden layers of 256 units, each followed by batch norm and dropout."""
+    channels, height, width = shape
+    widths = (channels * height * width, 256, 256, classes)
+    classifier = _dense(widths, (0.0, DENSE_RATE, DENSE_RATE), batchnorm, dropout)
+    return _initialise(nn.Sequential(OrderedDict(flatten=nn.Flatten(), classifier=classifier)))
+
+
+def wrn(
+    shape: Shape = (3, 32, 32),
+    classes: int = 10,
+    *,
+    batchnorm: bool = False,
+    dropout: Noise | None = None,
+    depth: int = 16,
+    width: int = 4,
+) -> nn.Module:
+    """A wide residual network, WRN-depth-width (Zagoruyko and Komodakis 2016), for images of any size.
+
+    A stem of 16 channels; three groups of (depth - 4) / 6 pre-activation blocks with 16, 32 and 64 times ``width``
+    channels, the second and third starting with stride 2; the mean over all positions at the end. No convolution has a
+    bias. The paper always uses batch norm; without it nothing takes its place.
+    """
+    layers: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Conv2d(shape[0], 16, 3, padding=1, bias=False))
+    inputs = 16
+    for group, outputs in enumerate((16 * width, 32 * width, 64 * width), start=1):
+        layers[f"group{group}"] = nn.Sequential(
+            _Block(inputs, outputs, 1 if group == 1 else 2, batchnorm, dropout),
+            *(_Block(outputs, outputs, 1, batchnorm, dropout) for _ in range((depth - 4) // 6 - 1)),
+        )
+        inputs = outputs
+    layers["norm"] = _norm(inputs, batchnorm)
+    layers["relu"] = nn.ReLU()
+    layers["pool"] = nn.AdaptiveAvgPool2d(1)
+    layers["flatten"] = nn.Flatten()
+    layers["classifier"] = nn.Linear(inputs, classes)
+    return _initialise(nn.Sequential(layers))
+
+
+wrn16_4: Builder = partial(wrn, depth=16, width=4)
+
+NETWORKS: Table[Builder] = Table(
+    "network", RecipeError, {"vgg19": vgg19, "svhn_vgg": svhn_vgg, "wrn16_4": wrn16_4, "cnn": cnn, "mlp": mlp}
+)
+
+
+def _vgg(
+    shape: Shape,
+    stages: Sequence[tuple[int, int]],
+    dense: Sequence[int],
+    batchnorm: bool,
+    dropout: Noise | None,
+) -> nn.Module:
+    """Stages of (how many, how wide) 3×3 convolutions, each ended by a 2×2 max-pool, then dense layers.
+
+    Batch norm follows convolutions only, and their biases are kept beside it. Dropout comes before each convolution
+    after the first pool and before each hidden dense layer.
+    """
+    channels, height, width = shape
+    scale = 2 ** len(stages)
+    if min(height, width) < scale:
+        raise RecipeError(
+            f"this network needs images of at least {scale}×{scale} pixels, not {height}×{width}: use cnn or mlp.",
+            field="network",
+        )
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for stage, (convolutions, outputs) in enumerate(stages, start=1):
+        for number in range(1, convolutions + 1):
+            place = f"{stage}_{number}"
+            if dropout and stage > 1:
+                layers[f"drop{place}"] = dropout(CONV_RATE)
+            layers[f"conv{place}"] = nn.Conv2d(channels, outputs, 3, padding=1)
+            if batchnorm:
+                layers[f"norm{place}"] = nn.BatchNorm2d(outputs)
+            layers[f"relu{place}"] = nn.ReLU()
+            channels = outputs
+        layers[f"pool{stage}"] = nn.MaxPool2d(2)
+    inputs = channels * (height // scale) * (width // scale)
+    rates = [DENSE_RATE] * (len(dense) - 1) + [0.0]
+    classifier = _dense((inputs, *dense), rates, False, dropout)
+    parts = OrderedDict(features=nn.Sequential(layers), flatten=nn.Flatten(), classifier=classifier)
+    return _initialise(nn.Sequential(parts))
+
+
+def _dense(widths: Sequence[int], rates: Sequence[float], batchnorm: bool, dropout: Noise | None) -> nn.Sequential:
+    """Dense layers from ``widths[0]`` inputs to ``widths[-1]`` logits, with noise before those with a rate."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for number, ((inputs, outputs), rate) in enumerate(zip(pairwise(widths), rates, strict=True), start=1):
+        if dropout and rate:
+            layers[f"drop{number}"] = dropout(rate)
+        layers[f"fc{number}"] = nn.Linear(inputs, outputs)
+        if number < len(rates):
+            if batchnorm:
+                layers[f"norm{number}"] = nn.BatchNorm1d(outputs)
+            layers[f"relu{number}"] = nn.ReLU()
+    return nn.Sequential(layers)
+
+
+class _Block(nn.Module):
+    """A pre-activation block: x plus conv(relu(norm(·))) twice, with noise before the second convolution.
+
+    Where the channels change, a 1×1 convolution of the raw x takes its place, as in the authors' code.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int, batchnorm: bool, dropout: Noise | None) -> None:
+        super().__init__()
+        self.norm1 = _norm(inputs, batchnorm)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.norm2 = _norm(outputs, batchnorm)
+        self.drop = dropout(BLOCK_RATE) if dropout else nn.Identity()
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.shortcut = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
+        y: Tensor = self.conv1(self.norm1(x).relu())
+        y = self.conv2(self.drop(self.norm2(y).relu()))
+        return y.add(self.shortcut(x))
+
+
+def _norm(channels: int, batchnorm: bool) -> nn.Module:
+    return nn.BatchNorm2d(channels) if batchnorm else nn.Identity()
+
+
+def _initialise(network: nn.Module) -> nn.Module:
+    """The network with He-normal weights and zero biases; torch's batch norm starts at scale 1, shift 0."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    return network
+
+
+# --- Networks of one's own --------------------------------------------------------------------------------------------
+
+
+def own_network(
+    network: Callable[..., Any], shape: Shape, classes: int, *, batchnorm: bool = False, dropout: Noise | None = None
+) -> nn.Module:
+    """What a user's function makes; `batchnorm` and `dropout` are passed where they are asked for."""
+    name = _called(network)
+    wanted = ({"batchnorm": True} if batchnorm else {}) | ({"dropout": dropout} if dropout else {})
+    try:
+        inspect.signature(network).bind(shape, classes, **wanted)
+        made = network(shape, classes, **wanted)
+        if not isinstance(made, nn.Module):
+            raise TypeError(f"it returned a {type(made).__name__}, not a module")
+        if any(map(is_lazy, (*made.parameters(), *made.buffers()))):
+            with torch.no_grad():
+                made.eval()(torch.zeros(2, *shape))  # which gives lazy layers their sizes
+    except MaxGainError:
+        raise
+    except Exception as error:  # whatever a user's code may raise
+        asked = "".join(f", {name}=..." for name in wanted)
+        raise RecipeError(
+            f"{name}(shape, classes{asked}) with shape {shape} and {classes} classes failed: "
+            f"{type(error).__name__}: {error}",
+            field="network",
+        ) from error
+    return made.train()
+
+
+def name_network(network: Callable[..., Any], dataset: Dataset) -> str:
+    """A name for a user's function that holds a hash of its layers; refuses one that cannot be trained on the data."""
+    name, classes = _called(network), len(dataset.classes)
+    if isinstance(network, nn.Module):
+        raise RecipeError("pass a function (shape, classes) that makes a new module for every run.", field="network")
+    with torch.random.fork_rng(devices=[]):
+        made, again = (own_network(network, dataset.shape, classes) for _ in range(2))
+        described = _describe(made)
+        try:
+            scores = made(torch.zeros(2, *dataset.shape))
+        except Exception as error:  # whatever a user's code may raise
+            shape = dataset.shape
+            raise RecipeError(f"{name} cannot take images of {shape}: {type(error).__name__}: {error}") from error
+    if not isinstance(scores, Tensor) or scores.shape != (2, classes):
+        found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise RecipeError(
+            f"{name} must map two images to logits of shape (2, {classes}), not {found}.", field="network"
+        )
+    if not scores.requires_grad:
+        raise RecipeError(f"{name} has nothing to train: its logits depend on no parameter.", field="network")
+    if {*map(id, made.parameters())} & {*map(id, again.parameters())}:
+        raise RecipeError(f"{name} must make a new module for every run, not return the same one.", field="network")
+    if _describe(again) != described:
+        raise RecipeError(f"{name} must make the same layers each time.", field="network")
+    return f"{name}-{hashlib.sha256(described.encode()).hexdigest()[:6]}"
+
+
+def _describe(made: nn.Module) -> str:
+    return "\n".join([str(made), *(f"{key} {tuple(v.shape)} {v.dtype}" for key, v in made.state_dict().items())])
+
+
+def _called(network: Any) -> str:
+    name = getattr(network, "__name__", type(network).__name__)
+    return "".join(character if character.isalnum() or character == "_" else "_" for character in name)

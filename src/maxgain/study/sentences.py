@@ -1,0 +1,180 @@
+"""Numbers and verdicts in words that claim no more than the test shows."""
+
+from collections.abc import Sequence
+
+from . import statistics
+from .statistics import ALPHA, Difference, Interval, Verdict, is_equivalent
+
+CHANGED: dict[Verdict, str] = {"established": "raised", "reversed": "lowered"}
+OPENING: dict[Verdict, str] = {"equivalent": "No difference that matters: ", "inconclusive": "Cannot tell: "}
+SHORT: dict[Verdict, str] = {
+    "established": "better",
+    "reversed": "worse",
+    "equivalent": "no difference that matters",
+    "inconclusive": "cannot tell",
+}
+
+# Numbers
+
+
+def signed(value: float, decimals: int = 2) -> str:
+    """+1.25 or −1.25; what rounds to zero has no sign."""
+    text = f"{value:+.{decimals}f}"
+    return text.replace("-", "−") if float(text) else text[1:]
+
+
+def percent(fraction: float | None, error: float | None = None) -> str:
+    """0.9075 as 90.75, with its standard error if there is one; a dash for None."""
+    if fraction is None:
+        return "–"
+    return f"{100 * fraction:.2f}" + ("" if error is None else f" ± {100 * error:.2f}")
+
+
+def points(difference: float) -> str:
+    """A difference of accuracies in points, to the first decimal that shows it, at most three."""
+    texts = [signed(100 * difference, decimals) for decimals in (1, 2, 3)]
+    return next((text for text in texts if text[0] in "+−"), "0.0")
+
+
+def reach(interval: Interval) -> str:
+    """−2.8 to +1.7."""
+    return " to ".join(points(end) for end in interval)
+
+
+def p_value(p: float | None) -> str:
+    """Three decimals, or as many as it takes not to round across the threshold; a dash for None."""
+    if p is None:
+        return "–"
+    if p < 0.001:
+        return "< 0.001"
+    texts = (f"{p:.{decimals}f}" for decimals in range(3, 18))
+    return next((text for text in texts if (float(text) < ALPHA) == (p < ALPHA)), repr(p))
+
+
+def counted(count: int, thing: str) -> str:
+    """1 run, 2 runs, 1,797 images."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """a, b and c."""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+# Contrasts
+
+
+def headline(contrasts: Sequence[tuple[str, str, Difference | None, Verdict]], rope: float | None) -> str:
+    """The contrasts of a family (first, second, difference, verdict) as one title; more than three are counted."""
+    if len(contrasts) == 1:
+        ((first, second, test, verdict),) = contrasts
+        if test is None or test.interval is None:
+            return f"Cannot tell: no test of {first} against {second} is possible"
+        within = f", within ±{100 * (rope or 0):g}" if verdict == "equivalent" else ""
+        against = "" if second == "none" else f" against {second}"
+        return f"{OPENING.get(verdict, '')}{_changed(first, test, verdict)} ({reach(test.interval)}){within}{against}"
+    if len(contrasts) > 3:
+        counts = {
+            word: [test.mean if test else 0.0 for *_, test, verdict in contrasts if verdict == word] for word in SHORT
+        }
+        return listed(
+            [
+                f"{SHORT[word]} in {len(means)} of {len(contrasts)} contrasts"
+                + (f" ({points(min(means))} to {points(max(means))} points)" if word in CHANGED else "")
+                for word, means in counts.items()
+                if means
+            ]
+        ).capitalize()
+    baselines = {second for _, second, *_ in contrasts}
+    clauses = [
+        first
+        + ("" if test is None else f" {points(test.mean)} points")
+        + ("" if len(baselines) == 1 else f" against {second}")
+        + (f" ({reach(test.interval)})" if test and test.interval else "")
+        + f", {SHORT[verdict]}"
+        for first, second, test, verdict in contrasts
+    ]
+    return (f"Against {baselines.pop()}: " if len(baselines) == 1 else "") + "; ".join(clauses)
+
+
+def finding(
+    first: str, second: str, difference: Difference | None, verdict: Verdict, rope: float | None, over: str
+) -> str:
+    """What the runs that have a score show about one contrast, without a full stop."""
+    if difference is None:
+        return f"no {over} has a score of both {first} and {second}"
+    if difference.p_holm is None or difference.interval is None:
+        size = points(difference.mean)
+        if difference.n < 2:
+            return f"{first} differs from {second} by {size} points on {counted(difference.n, over)}: too few to test"
+        same = f"differs from {second} by the same {size} points" if difference.mean else f"scores the same as {second}"
+        return f"{first} {same} on every {over}: no spread, so no test"
+    within = f", within ±{100 * rope:g} points" if rope is not None and is_equivalent(difference) else ""
+    conclusion = {
+        "equivalent": f" ({_p(difference.p_equivalence)}): equivalent",
+        "inconclusive": ": inconclusive, which is no evidence of equality",
+    }.get(verdict, "")
+    evidence = f"95 % CI {reach(difference.interval)}, {_p(difference.p_holm)}"
+    return f"{_changed(first, difference, verdict)} against {second} ({evidence}){within}{conclusion}"
+
+
+def _changed(first: str, difference: Difference, verdict: Verdict) -> str:
+    size = points(difference.mean)
+    if verdict in CHANGED:
+        return f"{first} {CHANGED[verdict]} accuracy by {size[1:]} points"
+    return f"{first} changed accuracy by {size} points"
+
+
+def disagreement(analysis: str, check: Difference | None, verdict: Verdict) -> str:
+    """What the check says where its verdict is another one."""
+    other = statistics.verdict(check)
+    if check is None or check.p_holm is None or other == verdict:
+        return ""
+    return f"; the check, the {analysis} analysis, is {other} ({_p(check.p_holm)})"
+
+
+def failures(
+    lost: Sequence[tuple[str, int, int]], with_failures: Difference | None, chance: float, verdict: Verdict, kept: bool
+) -> str:
+    """How many runs failed to train (row, failed, planned), and what counting them as guesses does to the verdict."""
+    if not lost:
+        return ""
+    said = listed([f"{failed} of {planned} runs of {row} failed to train" for row, failed, planned in lost])
+    if with_failures is None or with_failures.p_holm is None:
+        return f"; {said}"
+    guessing = f"counted as guesses ({100 * chance:.3g} %) they make it {points(with_failures.mean)} points"
+    verdict_then = "" if verdict == "inconclusive" else "; the verdict stands" if kept else "; the verdict is withdrawn"
+    return f"; {said}: {guessing} ({_p(with_failures.p_holm)}){verdict_then}"
+
+
+def _p(p: float | None) -> str:
+    text = p_value(p)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
+
+
+# Method
+
+
+def method(*, over: str, overlap: bool, decide_by: str, contrasts: int, rope: float | None) -> str:
+    """How the contrasts were tested."""
+    if not contrasts:
+        return ""
+    paired = "the paired t-test over seeds on one data split, which says nothing about other splits"
+    if over == "fold":
+        paired = f"the paired t-test on {'folds' if overlap else 'disjoint folds'}"
+    pooled = f"the model accuracy ~ row + {over}, one error variance pooled over all rows"
+    decides, checks = (paired, pooled) if decide_by == "paired" else (pooled, paired)
+    sentences = [f"Verdicts follow {decides}; the check is {checks}."]
+    if overlap:
+        sentences.append("Training sets overlap, so both use Nadeau and Bengio's corrected variance.")
+    if contrasts > 1:
+        sentences.append(
+            f"{contrasts} contrasts are one family: p-values are Holm-corrected, intervals simultaneous (Bonferroni)."
+        )
+    sentences.append(f"Established: p < {ALPHA:g} for the first row; reversed: p < {ALPHA:g} against it.")
+    if rope is not None:
+        sentences.append(
+            f"Equivalent: two one-sided tests place the difference within ±{100 * rope:g} points (p < {ALPHA:g})."
+        )
+    return " ".join([*sentences, "Inconclusive is no evidence of equality."])

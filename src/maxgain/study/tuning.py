@@ -1,0 +1,312 @@
+"""Choose the numbers that a regulariser leaves open: by a grid, by TPE, or by the early rule. No test data is used."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+from maxgain.errors import RecipeError, RunError
+
+from .plan import Tuned
+from .recipe import Recipe
+from .regularisers import Chosen, fill, parse
+from .result import Result
+
+BUDGET = 9
+"""Tuning runs per row: nine values of one number, or three of each of two."""
+GAMMAS = (1.25, 1.7, 2.3, 3.2, 4.3, 5.9, 8.0)
+"""The early rule's grid, geometric."""
+FRACTION, FEWEST_EPOCHS = 7, 3
+"""The early rule trains for a seventh of the recipe, and at least three epochs."""
+RULES: dict[Tuned, str] = {
+    "grid": "best validation accuracy, then lowest validation loss, then smallest numbers",
+    "tpe": "best validation accuracy, then lowest validation loss, then smallest numbers",
+    "early": "smallest γ whose training loss after a seventh of the run is within 10 % of the lowest",
+}
+
+Numbers = dict[str, float]
+"""A number for each regulariser that is tuned."""
+Run = Callable[[Sequence[Recipe]], Iterable[Result]]
+"""Trains what is missing of these recipes, without their test parts."""
+log = logging.getLogger("maxgain.study")
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What every point of a search came to, and which was chosen."""
+
+    recipe: Recipe
+    """the regulariser with its numbers left open"""
+    by: Tuned
+    results: tuple[Result, ...]
+    """of all points, in the order of their numbers"""
+    numbers: Numbers
+    """what was chosen"""
+    folder: Path = Path()
+    """where the runs are"""
+
+    @property
+    def best(self) -> str:
+        """The regulariser with the chosen numbers."""
+        return fill(self.recipe.regulariser, self.numbers)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Names of the columns of `table`."""
+        score = "training loss" if self.by == "early" else "validation accuracy"
+        return (*self.numbers, score, "validation loss", "train accuracy")
+
+    def table(self) -> list[tuple[list[str], bool]]:
+        """A row of texts per point, and whether it was chosen."""
+        rows = []
+        for result in self.results:
+            point = numbers_of(result.recipe, self.parts)
+            score = _last(result.history.train_loss) if self.by == "early" else result.validation_accuracy
+            scores = [_number(one) for one in (score, result.validation_loss, result.train_accuracy)]
+            if result.status != "ok":
+                scores = ["failed", "", ""]
+            rows.append(([*(f"{value:g}" for value in point.values()), *scores], point == self.numbers))
+        return rows
+
+    @property
+    def parts(self) -> list[Chosen]:
+        """The regularisers whose numbers were chosen."""
+        return [part for part in open_parts(self.recipe.regulariser) if part.row.name in self.numbers]
+
+    def __str__(self) -> str:
+        rows = [[*self.heads, ""], *([*cells, "<- chosen" if chosen else ""] for cells, chosen in self.table())]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        return "\n".join([*lines, "", f"chosen: {self.best} ({RULES[self.by]})"])
+
+
+def tune(
+    recipe: Recipe,
+    run: Run,
+    by: Tuned,
+    *,
+    grid: Mapping[str, Sequence[float]] | None = None,
+    budget: int | None = None,
+    at_once: int = 1,
+    recorded: Sequence[Result] = (),
+) -> Tuning:
+    """Train points and choose one; `run` trains what is missing of them, so the same call continues a search."""
+    recipe = replace(recipe, train_on="train")
+    parts = open_parts(recipe.regulariser)
+    if not parts:
+        raise RecipeError(f"{recipe.regulariser} leaves no number open to tune.", field="regulariser")
+    if budget is not None and budget < 1:
+        raise RecipeError(f"budget must be at least 1, not {budget}.", field="budget")
+    if by == "early":
+        return _tune_early(recipe, run, (grid or {}).get("maxgain", GAMMAS))
+    if by == "tpe":
+        results = _propose(recipe, run, parts, budget or 3 * BUDGET, at_once, recorded)
+    else:
+        results = list(run(grid_recipes(recipe, grid or {}, budget)))
+    chosen = best(results, parts)
+    return Tuning(recipe, by, _ordered(results, parts), chosen)
+
+
+def grid_recipes(recipe: Recipe, grid: Mapping[str, Sequence[float]], budget: int | None) -> list[Recipe]:
+    """The recipe at every point of the grid."""
+    parts = open_parts(recipe.regulariser)
+    return [at(replace(recipe, train_on="train"), point) for point in points(parts, grid, budget)]
+
+
+def at(recipe: Recipe, numbers: Mapping[str, float]) -> Recipe:
+    """The recipe with these numbers."""
+    return replace(recipe, regulariser=fill(recipe.regulariser, numbers))
+
+
+def open_parts(regulariser: str) -> list[Chosen]:
+    """The regularisers whose numbers are left open."""
+    return [part for part in parse(regulariser) if part.is_open]
+
+
+def numbers_of(recipe: Recipe, parts: Sequence[Chosen]) -> Numbers:
+    """The numbers that a recipe has for these regularisers."""
+    known = {choice.row.name: choice.number for choice in recipe.chosen}
+    return {part.row.name: known[part.row.name] for part in parts}
+
+
+def best(results: Iterable[Result], parts: Sequence[Chosen]) -> Numbers:
+    """The numbers of the best validation accuracy; ties go to the lowest loss, then to the smallest numbers."""
+
+    def rank(result: Result) -> tuple[float, float, list[float]]:
+        loss = math.inf if result.validation_loss is None else result.validation_loss
+        return -(result.validation_accuracy or 0.0), loss, list(numbers_of(result.recipe, parts).values())
+
+    finished = [result for result in results if result.status == "ok" and result.validation_accuracy is not None]
+    if not finished:
+        raise RunError("no tuning run finished, so no number can be chosen.")
+    return numbers_of(min(finished, key=rank).recipe, parts)
+
+
+def points(parts: Sequence[Chosen], grid: Mapping[str, Sequence[float]], budget: int | None) -> list[Numbers]:
+    """Every combination of values; with a budget, of so many first values of each grid that this many points result.
+
+    So a row with two numbers gets as many runs as a row with one. Without a grid, a number's usual values are taken.
+    """
+    values: dict[str, Sequence[float]] = {}
+    for part, size in zip(parts, _sizes(len(parts), budget or BUDGET), strict=True):
+        name = part.row.name
+        known = grid.get(name, part.row.grid)
+        if name not in grid or budget is not None:
+            if size > len(known):
+                raise RecipeError(f"{name} has {len(known)} values to try, not {size}; give a grid.", field="budget")
+            known = known[:size]
+        if wrong := [value for value in known if not part.row.valid(value)]:
+            raise RecipeError(f"{wrong[0]:g} is no {part.row.parameter} of {name}.", field="grid")
+        values[name] = sorted(known)
+    return [dict(zip(values, combination, strict=True)) for combination in product(*values.values())]
+
+
+def parse_grid(texts: Sequence[str]) -> dict[str, tuple[float, ...]]:
+    """The values in texts like maxgain=1,1.5,2 or maxgain=1:3:0.5 (both ends included), by regulariser."""
+    grid = {}
+    for text in texts:
+        name, _, numbers = text.partition("=")
+        try:
+            if ":" in numbers:
+                start, stop, step = map(float, numbers.split(":"))
+                count = math.floor((stop - start) / step + 1e-9) + 1
+                values = tuple(float(f"{start + index * step:g}") for index in range(count))
+            else:
+                values = tuple(map(float, numbers.split(",")))
+        except (ValueError, ZeroDivisionError, OverflowError):
+            values = ()
+        if not values or not all(map(math.isfinite, values)) or len(set(values)) < len(values):
+            raise RecipeError(f"{text!r} is no grid: write maxgain=1,1.5,2 or maxgain=1:3:0.5.", field="grid")
+        grid[name] = values
+    return grid
+
+
+def _sizes(count: int, budget: int) -> list[int]:
+    """How many values each of `count` numbers gets, as evenly as possible, so that their product is the budget."""
+    sizes: list[int] = []
+    for left in range(count, 0, -1):
+        sizes.insert(0, max(size for size in range(1, budget + 1) if budget % size == 0 and size**left <= budget))
+        budget //= sizes[0]
+    return sizes
+
+
+def _propose(
+    recipe: Recipe, run: Run, parts: Sequence[Chosen], budget: int, at_once: int, recorded: Sequence[Result]
+) -> list[Result]:
+    """Let optuna's TPE propose points until there are `budget`, a few at once; `recorded` ones count."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if fixed := [part.row.name for part in parts if part.row.search is None]:
+        raise RecipeError(f"{fixed[0]} has no range to search; give a grid.", field="by")
+    searched = {part.row.name: part.row.search or (1.0, 1.0) for part in parts}
+    ranges = {name: optuna.distributions.FloatDistribution(*ends, log=True) for name, ends in searched.items()}
+    names = {part.row.name for part in parse(recipe.regulariser)}
+    alike = [one.recipe for one in recorded if {part.row.name for part in one.recipe.chosen} == names]
+    same = [one for one in alike if at(recipe, numbers_of(one, parts)).key == one.key]
+    results = list(run(same[:budget]))
+    while len(results) < budget:
+        study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=len(results)))
+        study.add_trials([_trial(result, parts, ranges) for result in results])
+        asked = [study.ask(ranges) for _ in range(min(at_once, budget - len(results)))]
+        proposals = [{name: float(f"{value:.3g}") for name, value in trial.params.items()} for trial in asked]
+        results += run([at(recipe, point) for point in proposals])
+    return results
+
+
+def _trial(result: Result, parts: Sequence[Chosen], ranges: Mapping[str, object]) -> object:
+    import optuna
+
+    failed = result.status != "ok" or result.validation_accuracy is None
+    return optuna.trial.create_trial(
+        params=numbers_of(result.recipe, parts),
+        distributions=ranges,
+        value=None if failed else result.validation_accuracy,
+        state=optuna.trial.TrialState.FAIL if failed else optuna.trial.TrialState.COMPLETE,
+    )
+
+
+def _tune_early(recipe: Recipe, run: Run, gammas: Sequence[float]) -> Tuning:
+    """Train each γ for a seventh of the recipe and choose by training loss; widen the grid once at a chosen end."""
+    parts = [part for part in open_parts(recipe.regulariser) if part.row.name == "maxgain"]
+    if not parts:
+        raise RecipeError("the early rule chooses γ: write maxgain, not maxgain=2.", field="regulariser")
+    if len(gammas) < 2 or list(gammas) != sorted(gammas) or gammas[0] <= 0:
+        raise RecipeError("the early rule needs at least two γ, positive and ascending.", field="grid")
+    epochs = max(FEWEST_EPOCHS, round(recipe.epochs / FRACTION))
+    if epochs >= recipe.epochs:
+        raise RecipeError(f"the early rule needs more than {epochs} epochs, not {recipe.epochs}.", field="epochs")
+    from maxgain.choosing import choose_gamma
+    from maxgain.errors import SmallestChosenError
+
+    short = replace(recipe, epochs=epochs)
+    losses: dict[float, float] = {}
+    results: list[Result] = []
+
+    def train(more: Sequence[float]) -> None:
+        for result in run([at(short, {"maxgain": gamma}) for gamma in more]):
+            results.append(result)
+            loss = _last(result.history.train_loss)
+            losses[result.recipe.gamma or math.nan] = math.inf if loss is None or result.status != "ok" else loss
+
+    train(gammas)
+    low, high = gammas[0] / gammas[1], gammas[-1] / gammas[-2]
+    try:
+        chosen = choose_gamma(losses)
+        if chosen == max(losses):
+            log.info("the largest γ was chosen: trying larger ones")
+            train([_rounded(gammas[-1] * high), _rounded(gammas[-1] * high**2)])
+            chosen = choose_gamma(losses)
+    except SmallestChosenError:
+        log.info("the smallest γ was chosen: trying smaller ones")
+        train([_rounded(gammas[0] * low**2), _rounded(gammas[0] * low)])
+        chosen = choose_gamma(losses)
+    return Tuning(recipe, "early", _ordered(results, parts), {"maxgain": chosen})
+
+
+def draw_early(tuning: Tuning, path: Path) -> Path:
+    """Draw training loss against γ, with the tolerance and the choice."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    known = [(result.recipe.gamma, _last(result.history.train_loss)) for result in tuning.results]
+    gammas, losses = zip(*[(gamma, loss) for gamma, loss in known if loss is not None], strict=True)
+    chosen = tuning.numbers["maxgain"]
+    loss = dict(zip(gammas, losses, strict=True))[chosen]
+    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    axes.plot(gammas, losses, "o-", color="tab:blue")
+    axes.axhspan(min(losses), 1.1 * min(losses), color="tab:green", alpha=0.15, label="within 10 % of the lowest")
+    axes.plot([chosen], [loss], "o", ms=12, mfc="none", color="tab:red")
+    axes.annotate(
+        f"γ = {chosen:g}", (chosen, dict(zip(gammas, losses, strict=True))[chosen]), (8, 12), textcoords="offset points"
+    )
+    axes.set(xscale="log", yscale="log", xlabel="γ", ylabel="training loss after a seventh of the run")
+    axes.set_xticks(gammas, [f"{gamma:g}" for gamma in gammas])
+    axes.minorticks_off()
+    axes.legend(frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    pyplot.close(figure)
+    return path
+
+
+def _ordered(results: Iterable[Result], parts: Sequence[Chosen]) -> tuple[Result, ...]:
+    return tuple(sorted(results, key=lambda result: list(numbers_of(result.recipe, parts).values())))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def _last(column: Sequence[float | None]) -> float | None:
+    return column[-1] if column else None
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"

@@ -1,0 +1,188 @@
+"""Tuning by grid, TPE and the early rule, with training replaced by a formula."""
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+
+import maxgain.errors
+from maxgain.errors import MaxGainError, RecipeError, RunError
+from maxgain.study import tuning
+from maxgain.study.recipe import RECIPES, Recipe
+from maxgain.study.run import History, Result
+from maxgain.study.tuning import draw_early, open_parts, parse_grid, points, tune
+
+DIGITS = RECIPES["digits"]
+
+
+class Fake:
+    """Trains nothing: scores follow from the numbers."""
+
+    def __init__(self, score=lambda gamma: 1 - abs(math.log(gamma / 1.5)) / 10, loss=lambda gamma: 1 / gamma) -> None:
+        self.score, self.loss = score, loss
+        self.trained: list[Recipe] = []
+
+    def __call__(self, recipes: Sequence[Recipe]) -> list[Result]:
+        self.trained += recipes
+        return [self.result(recipe) for recipe in recipes]
+
+    def result(self, recipe: Recipe) -> Result:
+        gamma = recipe.gamma or 1.0
+        score = self.score(gamma)
+        return Result(
+            key=recipe.key, fingerprint="", recipe=recipe, classes=10, status="ok" if score is not None else "failed",
+            validation_accuracy=score, validation_loss=score and 1 - score,
+            history=History(train_loss=[9.0, self.loss(gamma)]),
+        )  # fmt: skip
+
+
+def recipe(regulariser: str, **changes) -> Recipe:
+    return replace(DIGITS, regulariser=regulariser, **changes)
+
+
+@pytest.mark.parametrize(
+    ("regulariser", "grid", "budget", "expected"),
+    [
+        ("maxgain", {}, 3, [{"maxgain": g} for g in (1.5, 2.0, 3.0)]),
+        ("maxgain", {"maxgain": (3.0, 1.0)}, None, [{"maxgain": 1.0}, {"maxgain": 3.0}]),
+        ("maxgain+weightdecay", {"maxgain": (1, 2, 3), "weightdecay": (0.1, 0.2)}, 2,
+         [{"maxgain": 1, "weightdecay": 0.1}, {"maxgain": 2, "weightdecay": 0.1}]),
+        ("maxgain+dropout=1", {"maxgain": (1, 2)}, None, [{"maxgain": 1}, {"maxgain": 2}]),
+    ],
+)  # fmt: skip
+def test_points(regulariser, grid, budget, expected) -> None:
+    assert points(open_parts(regulariser), grid, budget) == expected
+
+
+@pytest.mark.parametrize("rows", [("maxgain",), ("maxgain+dropout",), ("maxgain+dropout+weightdecay",)])
+def test_all_rows_get_the_same_budget(rows) -> None:
+    assert all(len(points(open_parts(row), {}, 8)) == 8 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"), [("maxgain=1,2.5", (1, 2.5)), ("maxgain=1:2:0.5", (1, 1.5, 2)), ("a=0.1:0.3:0.2", (0.1, 0.3))]
+)  # fmt: skip
+def test_grid_texts(text, values) -> None:
+    assert parse_grid([text]) == {text.partition("=")[0]: values}
+
+
+@pytest.mark.parametrize("text", ["", "maxgain", "maxgain=", "maxgain=1:2", "maxgain=1:2:0", "a=x", "maxgain=1,1"])
+def test_no_grid(text) -> None:
+    with pytest.raises(RecipeError) as refusal:
+        parse_grid([text])
+    assert refusal.value.field == "grid"
+
+
+def test_grid_chooses_the_best_and_never_tests() -> None:
+    run = Fake()
+    tuned = tune(recipe("maxgain", train_on="train+validation"), run, "grid", grid={"maxgain": (1, 1.5, 2)})
+    assert (tuned.best, tuned.numbers) == ("maxgain=1.5", {"maxgain": 1.5})
+    assert {one.train_on for one in run.trained} == {"train"}
+    assert "maxgain=1.5" in str(tuned)
+
+
+def test_ties_go_to_the_smallest_number() -> None:
+    assert tune(recipe("maxgain"), Fake(score=lambda gamma: 0.5), "grid").numbers == {"maxgain": 1.0}
+
+
+def test_failed_runs_are_not_chosen() -> None:
+    assert tune(recipe("maxgain"), Fake(score=lambda g: 0.9 if g > 3 else None), "grid").numbers == {"maxgain": 4.0}
+    with pytest.raises(RunError):
+        tune(recipe("maxgain"), Fake(score=lambda gamma: None), "grid")
+
+
+def test_tpe_finds_the_optimum() -> None:
+    run = Fake()
+    tuned = tune(recipe("maxgain"), run, "tpe", budget=25)
+    assert len(run.trained) == 25
+    assert abs(math.log(tuned.numbers["maxgain"] / 1.5)) < 0.15
+
+
+def test_tpe_counts_recorded_runs() -> None:
+    run = Fake()
+    others = [run.result(recipe("dropout")), run.result(recipe("maxgain=2", epochs=7))]
+    recorded = [run.result(recipe(f"maxgain={gamma}")) for gamma in (1.1, 1.4, 2.5)]
+    tuned = tune(recipe("maxgain"), run, "tpe", budget=5, recorded=[*others, *recorded])
+    known = {one.recipe.key for one in recorded}
+    assert known < {one.recipe.key for one in tuned.results}
+    assert len([one for one in run.trained if one.key not in known]) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"recipe": recipe("none")}, "regulariser"),
+        ({"recipe": recipe("maxgain=2")}, "regulariser"),
+        ({"budget": 0}, "budget"),
+        ({"budget": 100}, "budget"),
+        ({"grid": {"maxgain": (0.0, 1.0)}}, "grid"),
+        ({"by": "early", "recipe": recipe("dropout")}, "regulariser"),
+        ({"by": "early", "grid": {"maxgain": (2.0,)}}, "grid"),
+        ({"by": "early", "grid": {"maxgain": (2.0, 1.0)}}, "grid"),
+        ({"by": "early", "grid": {"maxgain": (-1.0, 1.0)}}, "grid"),
+        ({"by": "early", "recipe": recipe("maxgain", epochs=3)}, "epochs"),
+    ],
+)
+def test_refused(given, field) -> None:
+    run = Fake()
+    with pytest.raises(RecipeError) as refusal:
+        tune(**({"recipe": recipe("maxgain"), "run": run, "by": "grid"} | given))
+    assert (refusal.value.field, run.trained) == (field, [])
+
+
+# The early rule, which reads training losses.
+
+
+def by_early(loss, **given) -> tuple[tuning.Tuning, Fake]:
+    run = Fake(loss=loss)
+    return tune(recipe("maxgain+dropout", epochs=70), run, "early", **given), run
+
+
+def test_early_trains_a_seventh_and_takes_the_smallest_good_gamma(tmp_path) -> None:
+    tuned, run = by_early(lambda gamma: 1.0 if gamma > 3 else 2.0)
+    assert tuned.best == "maxgain=3.2+dropout"
+    assert {one.epochs for one in run.trained} == {10}
+    assert draw_early(tuned, tmp_path / "early.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("loss", "tried", "chosen"),
+    [
+        (lambda gamma: 1 + gamma / 1000 if gamma > 0.8 else 2.0, 9, 0.919),
+        (lambda gamma: 1.0 if gamma > 7 else 2.0, 9, 8.0),
+        (lambda gamma: 1.0 if gamma > 9 else 1.5 if gamma > 7 else 2.0, 9, 10.8),
+    ],
+)
+def test_early_widens_its_grid_once(loss, tried, chosen) -> None:
+    tuned, run = by_early(loss)
+    assert len(run.trained) == tried
+    assert tuned.numbers["maxgain"] == pytest.approx(chosen, rel=0.01)
+
+
+def test_early_gives_up_below_its_wider_grid() -> None:
+    with pytest.raises(MaxGainError):
+        by_early(lambda gamma: 1 + gamma / 1000)
+
+
+@pytest.fixture(autouse=True)
+def _choosing(monkeypatch) -> None:
+    """The rule of `maxgain.choosing`, where that is not there yet."""
+    if hasattr(maxgain.errors, "SmallestChosenError"):
+        return
+
+    class SmallestChosenError(MaxGainError, ValueError):
+        pass
+
+    def choose_gamma(losses, tolerance=0.1):
+        chosen = min(gamma for gamma, loss in losses.items() if loss <= (1 + tolerance) * min(losses.values()))
+        if chosen == min(losses):
+            raise SmallestChosenError("try smaller ones")
+        return chosen
+
+    module = ModuleType("maxgain.choosing")
+    module.choose_gamma = choose_gamma
+    monkeypatch.setitem(sys.modules, "maxgain.choosing", module)
+    monkeypatch.setattr(maxgain.errors, "SmallestChosenError", SmallestChosenError, raising=False)
