@@ -34,3 +34,15 @@ def _same_layer_types() -> Iterator[None]:
     yield
     KINDS.clear()
     KINDS.update(shipped)
+
+
+@pytest.fixture
+def nothing_compiled() -> Iterator[None]:
+    """Begin and end with nothing compiled and nothing counted."""
+    from torch._dynamo.utils import counters  # which takes seconds, and most tests compile nothing
+
+    for _ in range(2):
+        torch._dynamo.reset()
+        counters.clear()
+        if not _:
+            yield

@@ -1,59 +1,114 @@
-"""Layers with a forward of their own, linear in their weight or not, and a training that is projection alone."""
+"""Layers with forwards of their own: linear in their weights, or not."""
 
-from typing import Any
-
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maxgain import Lipschitz, MaxGain, MaxNorm, WeightClip
-
-each_constraint = pytest.mark.parametrize("constrain", [MaxGain, Lipschitz, MaxNorm, WeightClip])
+# --- Half the weight does not have half the output. -------------------------------------------------------------------
 
 
 class Standardised(nn.Conv2d):
-    """As timm's StdConv2d: the same Wx, however small the weight is."""
+    """As NFNet's and BiT's: the same Wx, however small the weight is."""
 
     def forward(self, input: Tensor) -> Tensor:
         weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
-        weight = weight / (weight.std((1, 2, 3), keepdim=True) + 1e-8)
-        return self._conv_forward(input, weight, self.bias)
+        return self._conv_forward(input, weight / (weight.std((1, 2, 3), keepdim=True) + 1e-8), self.bias)
 
 
 class StandardisedInside(nn.Conv2d):
-    """The same by what the usual forward calls."""
+    """The same, by what the usual forward calls."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return super()._conv_forward(input, weight / weight.std((1, 2, 3), keepdim=True), bias)
 
 
+class Cosine(nn.Linear):
+    """As a cosine classifier."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 16 * F.linear(F.normalize(input, dim=-1), F.normalize(self.weight, dim=-1), self.bias)
+
+
+class Demodulated(nn.Conv2d):
+    """As StyleGAN's: the weight is scaled by a style, and its norm divided out."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight = self.weight * 0.7
+        weight = weight * weight.square().sum((1, 2, 3), keepdim=True).add(1e-8).rsqrt()
+        return self._conv_forward(input, weight, self.bias)
+
+
+class Noisy(nn.Linear):
+    """As NoisyLinear of Rainbow: noise of its own size is added to the weight."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.sigma = nn.Parameter(torch.full_like(self.weight, 0.5))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight + self.sigma * torch.randn_like(self.sigma), self.bias)
+
+
+class FoldedBatchNorm(nn.Conv2d):
+    """As ConvBn of quantisation-aware training: normalised by the batch's own deviation."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        out = self._conv_forward(input, self.weight, None)
+        return out / out.std((0, 2, 3), keepdim=True) + self.bias.view(-1, 1, 1)  # type: ignore[union-attr]
+
+
+class Activated(nn.Linear):
+    """An activation inside."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.tanh(3 * super().forward(input))
+
+
 class Squared(nn.Linear):
+    """Quadratic in its weight."""
+
     def forward(self, input: Tensor) -> Tensor:
         return F.linear(input, self.weight.square(), self.bias)
 
 
-class Shrinking(nn.Linear):
-    """Nearly what it should be."""
+class BiasInside(nn.Linear):
+    """Its bias is scaled with its output."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input, self.weight.sign() * self.weight.abs() ** 1.2, self.bias)
+        return 3 * super().forward(input)
+
+
+WRONG = {
+    Standardised: (3, 4, 3), StandardisedInside: (3, 4, 3), Cosine: (6, 4), Demodulated: (3, 4, 3), Noisy: (6, 4),
+    FoldedBatchNorm: (3, 4, 3), Activated: (6, 4), Squared: (6, 4), BiasInside: (6, 4),
+}  # fmt: skip
+
+# --- It has. ----------------------------------------------------------------------------------------------------------
 
 
 class Same(nn.Conv2d):
-    """As timm's Conv2dSame: it pads for itself, and is linear all the same."""
+    """As timm's Conv2dSame: it pads for itself."""
 
     def forward(self, input: Tensor) -> Tensor:
         return self._conv_forward(F.pad(input, (0, 1, 0, 1)), self.weight, self.bias)
 
 
 class Scaled(nn.Linear):
+    """As equalised learning rates."""
+
     def forward(self, input: Tensor) -> Tensor:
         return F.linear(input, self.weight / self.in_features**0.5, self.bias)
 
 
-class Noisy(nn.Linear):
-    """It draws random numbers and keeps count, as layers with noise, quantisation or statistics do."""
+class Masked(nn.Linear):
+    """As MADE's."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight.tril(), self.bias)
+
+
+class InPlace(nn.Linear):
+    """It counts its calls and draws random numbers."""
 
     def __init__(self, *sizes: int) -> None:
         super().__init__(*sizes)
@@ -61,68 +116,14 @@ class Noisy(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         self.calls += 1
-        return F.linear(F.dropout(input, 0.5, training=False) + 0 * torch.rand(()), self.weight, self.bias)
-
-
-class InPlace(nn.Linear):
-    """It overwrites its input, as an in-place dropout does."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return F.linear(F.dropout(input, 0.5, inplace=True), self.weight, self.bias)
+        return F.linear(input + 0 * torch.rand(()), self.weight, self.bias)
 
 
 class Gated(nn.Linear):
     """Its forward takes more than an input."""
 
-    def forward(self, input: Tensor, gate: Tensor) -> Tensor:
-        return gate[:, None] * F.linear(input, self.weight)
+    def forward(self, input: Tensor, gate: float = 0.5) -> Tensor:
+        return gate * F.linear(input, self.weight) + self.bias
 
 
-class Pair(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gated = Gated(6, 5, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.gated(x, gate=torch.ones(len(x)))
-        return out
-
-
-class OnePlus(nn.LayerNorm):
-    """As the layer norm of Nemotron."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return F.layer_norm(input, self.normalized_shape, 1 + self.weight, self.bias)
-
-
-class OnePlusBatch(nn.BatchNorm2d):
-    def forward(self, input: Tensor) -> Tensor:
-        return F.batch_norm(input, self.running_mean, self.running_var, 1 + self.weight, self.bias, self.training)
-
-
-class ActedOn(nn.BatchNorm2d):
-    """As timm's BatchNormAct2d."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return F.dropout(torch.sigmoid(super().forward(input)), 0.5)
-
-
-class InParts(nn.BatchNorm1d):
-    """As ghost batch norm: it takes the statistics of each part of a batch, which must be two instances at least."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return torch.cat([super(InParts, self).forward(part) for part in input.chunk(2)])
-
-
-class InFloat(nn.GroupNorm):
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input.float()).to(input.dtype)
-
-
-def train(model: nn.Module, x: Tensor, steps: int = 3, constraint: Any = None) -> None:
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
-    if constraint is not None:
-        constraint.attach(optimiser)
-    for _ in range(steps):
-        model(x).sum().backward()
-        optimiser.step()
+RIGHT = {Same: (3, 4, 3), Scaled: (6, 4), Masked: (6, 4), InPlace: (6, 4), Gated: (6, 4)}

@@ -11,38 +11,31 @@ if TYPE_CHECKING:
     from . import errors as errors
     from . import functional as functional
     from .attention import split_attention as split_attention
-    from .experts import split_experts as split_experts
+    from .choosing import choose_gamma as choose_gamma
     from .gain import MaxGain as MaxGain
     from .layers import register_layer as register_layer
-    from .lipschitz.norms import operator_norms as operator_norms
-    from .lipschitz.projection import Lipschitz as Lipschitz
-    from .lipschitz.slope import sampled_slope as sampled_slope
+    from .lipschitz import Lipschitz as Lipschitz
+    from .lipschitz import operator_norms as operator_norms
     from .measure import measure_gains as measure_gains
-    from .weights import MaxNorm as MaxNorm
-    from .weights import WeightClip as WeightClip
+    from .watching import watch as watch
 
 _HOMES = {
-    "Lipschitz": ".lipschitz.projection",
+    "Lipschitz": ".lipschitz",
     "MaxGain": ".gain",
-    "MaxNorm": ".weights",
-    "WeightClip": ".weights",
+    "choose_gamma": ".choosing",
     "measure_gains": ".measure",
-    "operator_norms": ".lipschitz.norms",
+    "operator_norms": ".lipschitz",
     "register_layer": ".layers",
-    "sampled_slope": ".lipschitz.slope",
     "split_attention": ".attention",
-    "split_experts": ".experts",
+    "watch": ".watching",
 }
-_ROOMS = ("errors", "functional")
-__all__ = [*_HOMES, *_ROOMS, "__version__"]
+_MODULES = ("errors", "functional")
+__all__ = [*_HOMES, *_MODULES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """The names above, when they are asked for: torch, which they need, takes seconds to import.
-
-    So the command line is there before torch is, and has an answer for somebody who presses Ctrl-C meanwhile.
-    """
-    if name in _ROOMS:
+    """Import a public name when it is first used: torch takes seconds, and the command line starts without it."""
+    if name in _MODULES:
         return import_module(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

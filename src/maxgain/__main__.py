@@ -1,4 +1,4 @@
-"""``python -m maxgain`` is the command line, which ``torchrun -m maxgain`` can start on many ranks."""
+"""``python -m maxgain`` is the command line."""
 
 import sys
 

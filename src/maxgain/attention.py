@@ -11,22 +11,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .errors import MaxGainError, UnsupportedLayerError
-from .layers import check_model
 
 
 class SplitAttention(nn.Module):
-    """Computes what an ``nn.MultiheadAttention`` computes, and is called in the same way."""
+    """Takes and returns what an ``nn.MultiheadAttention`` does."""
 
     def __init__(self, packed: nn.MultiheadAttention) -> None:
         super().__init__()
         self.embed_dim, self.kdim, self.vdim = packed.embed_dim, packed.kdim, packed.vdim
         self.num_heads, self.head_dim = packed.num_heads, packed.head_dim
         self.dropout, self.batch_first = packed.dropout, packed.batch_first
-        weights = (
-            packed.in_proj_weight.chunk(3)
-            if packed.in_proj_weight is not None
-            else (packed.q_proj_weight, packed.k_proj_weight, packed.v_proj_weight)
-        )
+        weights: tuple[Tensor, ...] = (packed.q_proj_weight, packed.k_proj_weight, packed.v_proj_weight)
+        if packed.in_proj_weight is not None:
+            weights = packed.in_proj_weight.chunk(3)
         biases = (None,) * 3 if packed.in_proj_bias is None else packed.in_proj_bias.chunk(3)
         self.q_proj, self.k_proj, self.v_proj = map(dense, weights, biases)
         self.out_proj = dense(packed.out_proj.weight, packed.out_proj.bias)
@@ -46,11 +43,10 @@ class SplitAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """The attention's output and, if they are asked for, its weights; ``is_causal`` only tells what the mask is."""
-        if is_causal and attn_mask is None:  # as nn.MultiheadAttention does, rather than look at what comes later
-            raise MaxGainError("is_causal tells that attn_mask is a causal mask: give that mask too.")
-        is_batched = query.dim() == 3
-        axis = (0 if self.batch_first else 1) if is_batched else None
+        """Return the attention's output and, with ``need_weights``, its weights; ``is_causal`` is a hint alone."""
+        if is_causal and attn_mask is None:  # as nn.MultiheadAttention does
+            raise MaxGainError("is_causal says that attn_mask is a causal mask. Pass attn_mask too.")
+        axis = (0 if self.batch_first else 1) if query.dim() == 3 else None
         # (batch, heads, length, head_dim) each
         q, k, v = (
             self._heads(projection(x), axis)
@@ -64,18 +60,18 @@ class SplitAttention(nn.Module):
             weights = F.dropout(torch.softmax(scores if mask is None else scores + mask, dim=-1), dropout)
             mixed = weights @ v
             weights = weights.mean(1) if average_attn_weights else weights
-            weights = weights if is_batched else weights.squeeze(0)
+            weights = weights.squeeze(0) if axis is None else weights
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
-        together = mixed.transpose(1, 2).flatten(2)
-        return self.out_proj(together.squeeze(0) if axis is None else together.movedim(0, axis)), weights
+        joined = mixed.transpose(1, 2).flatten(2)
+        return self.out_proj(joined.squeeze(0) if axis is None else joined.movedim(0, axis)), weights
 
     def _heads(self, x: Tensor, axis: int | None) -> Tensor:
         x = x.unsqueeze(0) if axis is None else x.movedim(axis, 0)
         return x.view(*x.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
 
     def _mask(self, q: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None) -> Tensor | None:
-        """What is added to the scores: both masks in one, with -inf where a boolean one says True."""
+        """Return what is added to the scores: both masks in one, with -inf where a boolean one is True."""
         mask = None
         if attn_mask is not None:
             per_head = (len(q), self.num_heads, *attn_mask.shape[-2:])
@@ -87,7 +83,7 @@ class SplitAttention(nn.Module):
 
 
 def dense(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A dense layer with copies of these."""
+    """Return a dense layer with copies of these."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")  # draws no random numbers
     layer.weight = nn.Parameter(weight.detach().clone(), weight.requires_grad)
     if bias is not None:
@@ -102,29 +98,27 @@ def _additive(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def split_attention(model: nn.Module) -> nn.Module:
-    """Makes four dense layers of every ``nn.MultiheadAttention`` in a model: its projections, in place.
+    """Replace every ``nn.MultiheadAttention`` of a model by four dense layers, in place, and return the model.
 
-    The model computes what it did before, but for rounding, and constraints and reports then take in ``q_proj``,
-    ``k_proj``, ``v_proj`` and ``out_proj``. The weights are copied into new parameters: load a checkpoint before, and
-    make the optimiser afterwards. torch's fused path for evaluation is not taken any more.
+    The model computes the same, but for rounding, and constraints and reports see ``q_proj``, ``k_proj``, ``v_proj``
+    and ``out_proj``. The weights are copied into new parameters: load a checkpoint before, and make the optimizer
+    afterwards. Torch's fused path for evaluation is not taken any more.
 
     Args:
-        model: which is changed; an ``nn.MultiheadAttention`` itself is returned as another module.
+        model: The model to change; an ``nn.MultiheadAttention`` itself is returned as another module.
 
     Examples:
         >>> layer = split_attention(nn.TransformerEncoderLayer(8, nhead=2))
         >>> [name for name, _ in layer.self_attn.named_children()]
         ['q_proj', 'k_proj', 'v_proj', 'out_proj']
     """
-    check_model(model)
     made: dict[nn.Module, SplitAttention] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention):
-            unknown = "add_bias_kv and add_zero_attn are not known"
-            if own_forward := type(module).forward is not nn.MultiheadAttention.forward:
-                unknown = "its type has a forward of its own"
-            if own_forward or module.bias_k is not None or module.add_zero_attn:
-                raise UnsupportedLayerError(f"layer {name!r} ({type(module).__name__}) cannot be split: {unknown}.")
+            has_own_forward = type(module).forward is not nn.MultiheadAttention.forward
+            if has_own_forward or module.bias_k is not None or module.add_zero_attn:
+                reason = "it has a forward of its own" if has_own_forward else "add_bias_kv or add_zero_attn is set"
+                raise UnsupportedLayerError(f"layer {name!r} ({type(module).__name__}) cannot be split: {reason}.")
             made[module] = SplitAttention(module)
         elif isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # its layers' fused path alone can take one

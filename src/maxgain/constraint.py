@@ -1,450 +1,418 @@
-"""The idea that all constraints share: estimate a layer's size, divide its weight by ``max(1, size / bound)``.
+"""What all constraints have in common: layers with bounds, optimizers whose steps they follow, and the plan of a step.
 
-What differs between constraints is the estimate. When it is taken, for which layers, what a skipped step means and how
-the state is kept are the same for all of them, and are here.
+A subclass says how large each layer is (``_estimate``); the base divides the weights that exceed their bounds.
 """
 
 from __future__ import annotations
 
 import contextlib
-import glob
-import warnings
-from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import reduce
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from . import torch_quirks
-from .coverage import (
-    Bound,
-    LeftOut,
-    Share,
-    expect_usable,
-    refuse_one_bound,
-    resolve_bounds,
-    share_of,
-    torch_optimizer_in,
-)
-from .distributed import carried, local, own_part
-from .errors import AttachError, MeasurementWarning, NotMeasuredError, StateError
-from .functional import shrink_all_
-from .layers import ITSELF, find_layers
-from .observe import UNMEASURED, Hook, Missed, Observer
-from .proof import Proofs, Slipping, expect_whole_weights
+from . import _torch, kernels
+from .checks import Checks, Facts, Updates, bounded_twice, by_reason, unsuited, warn, without_bound
+from .distributed import Group, is_sharded, local_rows, max_over_ranks, resolve_group
+from .errors import AttachError, UnsupportedLayerError
+from .functional import project_
+from .layers import ITSELF, Bound, Globs, Layer, as_globs, expect_some, find_layers, resolve_bounds
+from .text import text_table
 
-FIRST_LOOK = (2, 1)
-"""Steps before the first look at what goes wrong slowly, and the wait that doubles from there on."""
-MOST_STEPS_BETWEEN_LOOKS = 100
+UNMEASURED = -1.0
+"""A size that is not known: below every bound, so it changes nothing."""
+NOT_FINITE = -0.5
+"""A size that was measured, but of which no instance was finite."""
+HARD = 0.9
+"""A step that scales a weight by less than this cuts it hard; training moves a weight far less in a step."""
 
 
-class Constraint(ABC):
-    """Keeps the layers of a model within bounds, from one optimiser step to the next.
+@dataclass(eq=False)
+class StepPlan:
+    """What a step of one optimizer works on; made again when a weight, a bound or an optimizer changes."""
 
-    A subclass says how large a layer is (``_estimate``) and, if that needs the layer's forwards, what to look at
-    (``_make_observers``).
-    """
+    signature: tuple[Any, ...]
+    slots: list[int]
+    """Whose measurements the step uses up: those of weights that no other attached optimizer holds."""
+    index: Tensor | None
+    """The same as a tensor; None for all slots."""
+    weights: list[Tensor]
+    """What the step may divide: trained, bounded, and this rank's part of them."""
+    layers: list[Layer]
+    """For each weight, the first layer that uses it."""
+    places: Tensor
+    """For each weight, where its slot is among ``slots``."""
+    bounds: Tensor
+    """The bound of each slot."""
+    fused: kernels.FusedProjection | None
+    """The projection in one launch, where a GPU can do that."""
+    resting: int = 0
+    """For how many more steps nothing is measured."""
 
-    bound_name: ClassVar[str] = "bound"
+
+@dataclass(eq=False)
+class Attached:
+    """An optimizer whose steps are followed."""
+
+    handle: RemovableHandle
+    steps: int = 0
+    plan: StepPlan | None = None
+    groups: list[int] = field(default_factory=list)
+    """How many parameters each group of the optimizer held when the plan was made."""
+    checks: Checks = field(default_factory=Checks)
+
+
+class Constraint:
+    """Keeps the layers of a model within bounds, from one optimizer step to the next."""
+
+    bound_name = "bound"
     """What the user calls the bound."""
-    option_names: ClassVar[tuple[str, ...]] = ()
-    """The keyword arguments beside the bound and ``include`` that make this constraint again."""
-    why_unknown: ClassVar[str] = ""
-    """What to tell a user whose layers have no size yet in the first step."""
-    _reads_weights = True
-    """Whether an estimate reads the weights, which must then be whole, and not only what the forwards showed."""
-    _releases = False
-    """Whether steps bring layers down to other bounds than the user's: see ``_bounds_now``."""
+    measures_training = False
+    """Whether a size comes from training forwards, so that a layer in eval mode has none."""
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        setattr(cls, cls.bound_name, property(fset=refuse_one_bound))
-
-    @torch.inference_mode(mode=False)  # what is made within it could not be changed outside
+    @torch.inference_mode(mode=False)  # tensors made within it could not be changed outside
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Sequence[nn.Module],
         bound: Bound,
         *,
-        include: str | Iterable[str] | None = None,
-        exclude: str | Iterable[str] = (),
+        parts: Mapping[str, Iterable[str]] | None = None,
+        include: Globs | None = None,
+        exclude: Globs = (),
+        process_group: Group = None,
     ) -> None:
+        found = find_layers(model, include, exclude, parts=parts)
+        expect_some(found, model)
         self.model = model
-        self._layers = find_layers(model, include, exclude)
-        if self._reads_weights:
-            expect_whole_weights(self._layers)
-        self._names = [layer.name for layer in self._layers]
-        self.bounds = resolve_bounds(bound, self._names, self.bound_name)
-        """The bound of every constrained layer, by its dotted name. One that is changed holds from the next step on."""
-        self._checked_bounds = dict(self.bounds)
-        self._dtype = reduce(torch.promote_types, (layer.weight.dtype for layer in self._layers), torch.float32)
-        self._sizes = torch.full((len(self._layers),), torch.nan, dtype=self._dtype, device=self._device)
-        self._scales = torch.ones_like(self._sizes)
-        self._is_paused = False
-        self._optimizers: dict[Optimizer, RemovableHandle] = {}
-        self._shares: dict[Optimizer | None, Share] = {}
-        self._observers = self._make_observers()
-        self._hooks: list[Hook] = []
-        self._missed = Missed(self._layers, self.bounds, type(self).__name__)
-        self._never_sized: set[str] = set()
-        """The layers that no step has found a size of yet."""
-        self._said_silent: set[str] = set()
-        """The layers that the user was told are not measured."""
-        tried = [layer for layer in self._layers if layer.own_forward]
-        self._proofs = Proofs(tried, self._observers[0].instance if self._observers else None) if tried else None
-        self._slipping: Slipping | None = None
-        self._until_look, self._wait = FIRST_LOOK
-        """After how many more steps the weights are looked at, and how many came before the last look."""
-        self._left_out = LeftOut(model, self._layers, exclude, is_meant=include is not None)
-        self._left_out.tell()
-        self._watch()
-        self._missed.follow()
-
-    # What a constraint is made of.
-
-    @abstractmethod
-    def _estimate(self, share: Share) -> Tensor | list[Tensor] | None:
-        """The size of each of the share's layers, finite, and negative if it is not known; None to leave a step out.
-
-        One number per layer in a packed tensor, or a list of tensors that broadcast against the layers' weights.
-        """
-
-    def _make_observers(self) -> Sequence[Observer]:
-        """What looks at the forwards of each layer; nothing if the weights alone say how large the layers are."""
-        return ()
-
-    def _bounds_now(self, share: Share, sizes: Tensor) -> Tensor:
-        """The bounds that this step brings layers of these sizes down to, if they are not the user's."""
-        raise NotImplementedError
-
-    def _forget(self, share: Share | None, used_up: Tensor | None = None) -> None:
-        """Throw away what was seen of the share's layers since the last step, or of all; but for sizes used up."""
+        self.process_group = resolve_group(process_group)
+        self.skipped = found.skipped
+        """The layers that have no bound although they hold weights, and why."""
+        self._unsaid: dict[str, str] = {}
+        self._exclude = as_globs(exclude)
+        self._explicit = include is not None
+        self._layers = found.layers
+        self._slots = _slots(found.layers)
+        self._names = [layer.name for layer in found.layers]
+        self._version = 0
+        self._paused = False
+        self._attached: dict[Optimizer | None, Attached] = {}
+        self._hooks: list[Any] = []
+        self._updates: Updates | None = None
+        count = 1 + max(self._slots)
+        device = _device(found.layers)
+        dtype = torch.promote_types(max((layer.weight.dtype for layer in found.layers), key=_bits), torch.float32)
+        self._gains = torch.full((count,), torch.nan, dtype=dtype, device=device)
+        self._scales = torch.ones_like(self._gains)
+        self._counts = torch.zeros(3, count, dtype=torch.int32, device=device)
+        """By slot: steps in which it was measured, divided, and cut hard."""
+        self._bounds = torch.ones_like(self._gains)
+        self.bound = bound
+        self._register()
+        if not self._explicit:
+            warn(without_bound(self))
+        warn(bounded_twice(self))
 
     # What users call.
 
-    def attach(self, optimizer: Optimizer) -> Self:
-        """From now on ``optimizer.step()`` also projects the constrained weights that the optimiser holds.
+    @property
+    def bound(self) -> Bound:
+        """The bound: one number, or a mapping of globs over layer names. Setting it holds from the next step on."""
+        return MappingProxyType(self._bound) if isinstance(self._bound, dict) else self._bound  # set it, not an entry
 
-        Several optimisers may be attached (a generator's and a discriminator's): each projects what it steps. Of a
-        wrapper that holds a torch optimiser (Accelerate's, SAM) that one is attached, because it is the one that steps.
-        Several constraints may share an optimiser; of a weight that two of them bound, each takes its own excess away.
-        """
-        optimizer = torch_optimizer_in(optimizer, self._layers)
-        if optimizer in self._optimizers:
-            raise AttachError(f"this {type(optimizer).__name__} is attached to this {type(self).__name__} already.")
-        self._share(optimizer)
-        if not self._optimizers:
-            self._watch()
-        torch_quirks.after_scaler_step(optimizer, self._drop)
-        # A compiled step leaves this as it is: it counts on the host, and would be compiled again for each count.
-        after_step = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
-        self._optimizers[optimizer] = optimizer.register_step_post_hook(after_step)
-        self._missed.follow(optimizer, self._hooks)
-        return self
-
-    def detach(self) -> None:
-        """Leave the model and its optimisers as they were before; the weights stay as they are."""
-        for optimizer, handle in self._optimizers.items():
-            handle.remove()
-            torch_quirks.forget_scaler_step(optimizer, self._drop)
-        self._optimizers.clear()
-        self._missed.end()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-        self._forget(None)
-
-    def step(self) -> None:
-        """Project every constrained layer now; for those who update weights without an attached optimiser."""
-        self._missed.strangers = 0
-        self._project(self._share(None), None)
-
-    def discard(self) -> None:
-        """Throw away what was measured since the last step; for those who decide to leave a step out."""
-        self._forget(None)
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Within this context forwards are not measured and steps do not project."""
-        before = self._is_paused
-        self._pause(True)
-        try:
-            yield
-        finally:
-            self._pause(before)
+    @bound.setter
+    def bound(self, bound: Bound) -> None:
+        bounds = resolve_bounds(bound, self._names, self.bound_name, self.skipped)
+        self._bound: Bound = dict(bound) if isinstance(bound, Mapping) else float(bound)
+        smallest = [float("inf")] * len(self._bounds)
+        for slot, value in zip(self._slots, bounds, strict=True):
+            smallest[slot] = min(smallest[slot], value)
+        is_bounded = [value < float("inf") for value in smallest]
+        self._bounds.copy_(torch.tensor(smallest, dtype=self._bounds.dtype, device=self._bounds.device))
+        if getattr(self, "_is_bounded", None) != is_bounded:
+            self._version += 1  # other weights are divided from now on
+        self._is_bounded = is_bounded
+        for attached in self._attached.values():  # in place, so that a captured step sees it too
+            if (plan := attached.plan) is not None:
+                plan.bounds.copy_(self._bounds if plan.index is None else self._bounds[plan.index])
 
     @property
     def gains(self) -> dict[str, float]:
-        """The newest size of every layer, as it was before the projection; nan where there is none yet."""
-        return self._by_name(self._sizes)
+        """The newest gain that a step found in every layer, before dividing; nan where there is none that is finite."""
+        return self._by_name(self._gains)
 
     @property
     def scales(self) -> dict[str, float]:
-        """What the last step multiplied every layer's weight by: 1 where the layer was within its bound."""
+        """What the last step multiplied every layer's weight by: 1 within the bound."""
         return self._by_name(self._scales)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """What must be saved for a run to go on to the same bits: a flat dictionary of tensors."""
-        return {name: tensor.detach().clone() for name, tensor in self._state().items()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up a state of a constraint of the same kind on the same layers; all of it, or nothing."""
-        if not isinstance(state, Mapping):
-            raise StateError(f"a state is a dictionary of tensors, as state_dict() makes it, not {state!r:.60}.")
-        own = self._state()
-        strange, missing = sorted(set(state) - set(own), key=str), sorted(set(own) - set(state))
-        if strange or missing:
-            said = f"it lacks {missing[0]!r}" if missing else f"it has {strange[0]!r}, which is not here"
-            raise StateError(
-                f"the state belongs to another {type(self).__name__}, of other layers or with other options: {said}."
-            )
-        for name, tensor in own.items():
-            _expect_alike(name, state[name], tensor)
-        self._load(state)
-
     @property
-    def unconstrained(self) -> tuple[str, ...]:
-        """The parameters that no bound applies to: biases, embeddings, the scales of layers that were left out."""
-        weights = {id(layer.weight) for layer in self._layers}
-        return tuple(name for name, parameter in self.model.named_parameters() if id(parameter) not in weights)
+    def last_gains(self) -> Tensor:
+        """The gains as a tensor on the device, in the order of the layers, which waits for nothing."""
+        gains = self._gains.unbind()
+        return torch.stack([gains[slot] for slot in self._slots])
 
-    def __repr__(self) -> str:
-        rows = "".join(f"\n  {name or ITSELF}: {self.bound_name}={bound:g}" for name, bound in self.bounds.items())
-        return f"{type(self).__name__}({rows}\n)"
+    def attach(self, optimizer: Any) -> Self:
+        """From now on ``optimizer.step()`` also projects the weights that the optimizer holds.
+
+        Several optimizers may be attached: each projects what it steps. Of a wrapper (Accelerate's, SAM) the torch
+        optimizer inside is attached.
+        """
+        weights = {id(layer.parameter) for layer in self._layers}
+        optimizer = _torch.inner_optimizer(optimizer, weights)
+        if optimizer in self._attached:
+            raise AttachError(f"this {type(optimizer).__name__} is attached to this {type(self).__name__} already.")
+        models = [self.model] if isinstance(self.model, nn.Module) else self.model
+        if not _torch.parameters_of(optimizer) & {id(p) for model in models for p in model.parameters()}:
+            raise AttachError(
+                f"this {type(optimizer).__name__} holds no parameter of the model. Make it from model.parameters(), "
+                "after parameters are replaced (load_state_dict(assign=True), fully_shard)."
+            )
+        self._register()
+        # Not compiled: it counts on the host, and would be compiled again for each count.
+        after_step = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
+        self._attached[optimizer] = Attached(optimizer.register_step_post_hook(after_step))
+        self._version += 1
+        self._plan(optimizer)
+        if self._hooks:
+            warn(unsuited(optimizer))
+        return self
+
+    def detach(self) -> None:
+        """Leave the model and its optimizers as they were before; the weights stay as they are."""
+        for attached in self._attached.values():
+            attached.handle.remove()
+        self._attached.clear()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        if self._updates is not None:
+            self._updates.remove()
+            self._updates = None
+
+    def step(self) -> None:
+        """Project every constrained weight now, for updates without an attached optimizer."""
+        if None not in self._attached:
+            self._attached[None] = Attached(RemovableHandle(OrderedDict()))
+        self._step(None)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Measure and project nothing within this context."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy watches the copied model and has the same state; it is attached to no optimiser.
-        return _rebuild, (type(self), self.model, self._options(), self.state_dict())
+        # It does not travel: in a copied or saved model that keeps its constraint, None is in its place.
+        return type(None), ()
 
-    def _finish_copy(self) -> None:
-        model, options, state = self.__dict__.pop("_unfinished")
-        type(self).__init__(self, model, **options)
-        self.load_state_dict(state)
+    def __str__(self) -> str:
+        """A table of every layer: bound, gain, scale, share of steps in which it was divided, and why not."""
+        gains, scales = self._by_name(self._gains), self._by_name(self._scales)
+        bounds = self._by_name(self._bounds)
+        measured, held, _ = (self._by_name(row) for row in self._counts)
+        rows = []
+        for layer in self._layers:
+            name = layer.name
+            share = f"{held[name] / measured[name]:.0%}" if measured[name] else ""
+            why = Facts.of(layer, self).why_not
+            rows.append([name or ITSELF, f"{bounds[name]:g}", f"{gains[name]:.4g}", f"{scales[name]:.4g}", share, why])
+        rows += [[name or ITSELF, "", "", "", "", why] for name, why in self.skipped.items()]
+        return text_table(["layer", self.bound_name, "gain", "scale", "divided", "note"], rows, title=repr(self))
 
-    if not TYPE_CHECKING:
+    def __repr__(self) -> str:
+        count = f"{len(self._layers)} layer{'s' if len(self._layers) != 1 else ''}"
+        return f"<{type(self).__name__} of {count}, {self.bound_name}={self._bound!r}>"
 
-        def __getattr__(self, name: str) -> Any:
-            """Called for what is not there: a copy made before its model was whole is finished by its first use."""
-            if "_unfinished" not in self.__dict__:
-                where = ": each layer's is in constraint.bounds" if name == self.bound_name else ""
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{where}")
-            self._finish_copy()
-            return getattr(self, name)
+    # What a subclass fills in.
 
-    def _options(self) -> dict[str, Any]:
-        """The keyword arguments that make this constraint again on a copy of the model."""
-        return {
-            self.bound_name: {glob.escape(name): bound for name, bound in self.bounds.items()},
-            "include": [glob.escape(name) for name in self._names],
-            **{name: carried(getattr(self, name)) for name in self.option_names},
-        }
+    def _estimate(self, plan: StepPlan) -> Tensor:
+        """Return the size of each of the plan's slots: finite, or ``UNMEASURED`` or ``NOT_FINITE``."""
+        raise NotImplementedError
 
-    # Watching.
+    def _register(self) -> None:
+        """Register hooks, where there are none."""
+        if self._updates is None:
+            self._updates = Updates(self)
 
-    def _watch(self) -> None:
-        if self._hooks:
-            return
-        notes = self._proofs.notes() if self._proofs else {}
-        for layer, observer in zip(self._layers, self._observers, strict=False):  # without observers no layer is hooked
-            if observer.needs_forwards:
-                self._hooks.append(Hook(layer, observer, notes.get(layer.name), observer.instance))
-        self._never_sized = set(self._names) if self.why_unknown else set()
+    def _forget(self, plan: StepPlan, sizes: Tensor) -> None:
+        """Begin to measure the plan's slots anew."""
 
-    def _pause(self, paused: bool) -> None:
-        self._is_paused = self._missed.paused = paused
-        for observer in self._observers:
-            observer.paused = paused
+    def _dropped(self) -> Tensor:
+        """How many instances of each slot were not finite."""
+        return torch.zeros_like(self._gains)
 
     # How a step goes.
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        # Its own class, its base class and torch's: only then may one step have called another.
-        may_be_within = len([cls for cls in type(optimizer).__mro__ if "step" in vars(cls)]) > 2
-        if not (may_be_within and torch_quirks.is_within_a_step(optimizer)):
-            self._project(self._share(optimizer), torch_quirks.found_inf(optimizer))
+        self._step(optimizer)
 
-    def _drop(self, optimizer: Optimizer) -> None:
-        """After ``GradScaler.step``: whatever is still there belongs to a step that was skipped."""
-        if not self._is_paused:
-            self._forget(self._share(optimizer))
-
-    @torch.inference_mode(mode=False)  # where no norm's derivative could be taken
+    @torch.inference_mode(mode=False)
     @torch.no_grad()
-    def _project(self, share: Share, found_inf: Tensor | None) -> None:
-        if self._is_paused or (sizes := self._estimate(share)) is None:
+    def _step(self, optimizer: Optimizer | None) -> None:
+        if self._paused:
             return
-        device, factors = share.bounds.device, None
-        if self._sizes.device != device:  # the model was moved
-            self._sizes, self._scales = self._sizes.to(device), self._scales.to(device)
-        found_inf = None if found_inf is None else found_inf.to(device)
-        if self._never_sized or (self._proofs and self._proofs.open):
-            self._check_first(share, sizes)
-        if isinstance(sizes, list):
-            sizes, factors = self._divide_by_entry(share, sizes, found_inf)
+        if self._unsaid:
+            unsaid, self._unsaid = self._unsaid, {}
+            warn(f"Left out from now on: {by_reason(unsaid)}. Pass exclude=… to silence this.")
+        attached, plan = self._attached[optimizer], self._plan(optimizer)
+        attached.steps += 1
+        sizes = max_over_ranks(self._estimate(plan), self.process_group)
+        attached.checks.at_step(self, optimizer, attached, sizes)  # before a fused projection uses the sizes up
+        self._project(plan, sizes)
+        self._forget(plan, sizes)
+
+    def _project(self, plan: StepPlan, sizes: Tensor) -> None:
+        """Divide the plan's weights by what their sizes exceed the bounds by."""
+        if plan.fused is not None:
+            plan.fused(sizes, plan.bounds, self._gains, self._scales, self._counts)
         else:
-            self._until_look -= 1
-            bounds = self._bounds_now(share, sizes) if self._releases else share.bounds
-            if share.fused is None:
-                factors = self._divide_by_layer(share, sizes, bounds, found_inf)
-            else:
-                share.fused(sizes, bounds, self._sizes, self._scales, found_inf)
-        if factors is not None:  # kept for the user in place, so that a captured step's replays are seen too
-            known = sizes >= 0 if found_inf is None else (sizes >= 0) & (found_inf == 0)
-            at = slice(None) if share.index is None else share.index
-            self._sizes[at] = torch.where(known, sizes, self._sizes[at])
-            self._scales[at] = factors.reciprocal()
-        self._forget(share, used_up=sizes if factors is None else None)
-        if self._until_look == 0:  # never where sizes are of entries, which come down with them
-            self._until_look = self._wait = min(2 * self._wait, MOST_STEPS_BETWEEN_LOOKS)
-            self._look(share)
+            self._keep(plan, sizes, project_(plan.weights, sizes[plan.places], plan.bounds[plan.places]))
 
-    def _look(self, share: Share) -> None:
-        """From time to time, and often at first: is any weight divided in vain?"""
-        self._slipping = self._slipping or Slipping(self._layers)
-        self._slipping.look(self._sizes, self._scales)
+    def _keep(self, plan: StepPlan, sizes: Tensor, scales: Tensor) -> None:
+        """Keep what users see, in place, so that the replays of a captured step show too."""
+        at = slice(None) if plan.index is None else plan.index
+        all_scales = torch.ones_like(sizes)
+        all_scales[plan.places] = scales.to(sizes.dtype)
+        found = torch.where(sizes >= 0, sizes, torch.where(sizes == NOT_FINITE, torch.nan, self._gains[at]))
+        self._gains[at] = found
+        self._scales[at] = all_scales
+        self._counts[:, at] += torch.stack([sizes >= 0, all_scales < 1, all_scales < HARD]).int()
 
-    def _divide_by_layer(self, share: Share, sizes: Tensor, bounds: Tensor, found_inf: Tensor | None) -> Tensor:
-        """One size per layer, the usual case: all but the division is done for all at once. Returns the divisors."""
-        factors = (sizes / bounds).clamp_min_(1.0)
-        if found_inf is not None:
-            factors = torch.where(found_inf > 0, torch.ones_like(factors), factors)
-        # As they take effect: the largest for layers that share a weight, 1 for what is not divided.
-        room = factors.new_ones(len(factors) + 1).scatter_reduce_(0, share.owners, factors, "amax")
-        room[-1:] = 1.0
-        factors = room[share.owners]
-        by = [factor.to(w.device) for factor, w in zip(factors[share.divided_by], share.divided, strict=True)]
-        shrink_all_([local(weight) for weight in share.divided] if share.is_sharded else share.divided, by)
-        return factors
+    def _plan(self, optimizer: Optimizer | None) -> StepPlan:
+        """Return what a step of this optimizer works on; without one, everything. Made again when that changes."""
+        attached = self._attached[optimizer]
+        plan = attached.plan
+        groups = [] if optimizer is None else [len(group["params"]) for group in optimizer.param_groups]
+        if attached.groups != groups:  # the plans of other optimizers depend on it too
+            attached.groups = groups
+            self._version += 1
+        if plan is not None and plan.signature == self._signature(plan):
+            return plan
+        if self._layers:
+            self._move_to(_device(self._layers))
+        resting = 0 if plan is None else plan.resting
+        attached.plan = plan = _make_plan(self, optimizer)
+        plan.resting = resting
+        plan.signature = self._signature(plan)
+        for hook in self._hooks:
+            hook.weight = hook.layer.parameter
+        return plan
 
-    def _divide_by_entry(self, share: Share, sizes: list[Tensor], found_inf: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Sizes of units or of single weights: each entry of a weight is divided by its own factor.
-
-        Returns the largest size of each layer, and the largest factor.
-        """
-        bounds = [self.bounds[layer.name] for layer in share.layers]
-        factors = [(size / bound).clamp_min_(1.0) for size, bound in zip(sizes, bounds, strict=True)]
-        if found_inf is not None:
-            factors = [torch.where(found_inf.to(f.device) > 0, torch.ones_like(f), f) for f in factors]
-        by = [reduce(torch.maximum, [factors[user] for user in users]) for users in share.users]
-        parts = [own_part(factor, weight) for factor, weight in zip(by, share.divided, strict=True)]
-        shrink_all_([local(weight) for weight in share.divided], parts)
-        applied = {user: factor for users, factor in zip(share.users, by, strict=True) for user in users}
-        ones = torch.ones((), dtype=self._dtype, device=self._device)
-        largest = torch.stack([applied[i].amax().to(ones) if i in applied else ones for i in range(len(sizes))])
-        return torch.stack([size.amax().to(ones) for size in sizes]), largest
-
-    def _check_first(self, share: Share, sizes: Tensor | list[Tensor]) -> None:
-        """In a layer's first step: is there a size, and may the weight be divided? Later nothing waits for a device."""
-        blind = isinstance(sizes, list) or (sizes.is_cuda and torch_quirks.is_capturing(sizes.device))
-        known = [True] * len(sizes) if blind else (sizes != UNMEASURED).tolist()  # type: ignore[union-attr]
-        if self._proofs:
-            self._proofs.settle(share, known, self._device)
-        if blind or not self._never_sized:
-            return
-        trained = {layer.name: k for layer, k in zip(share.layers, known, strict=True) if layer.weight.requires_grad}
-        silent = [name for name, k in trained.items() if not k and name in self._never_sized]
-        if silent and len(silent) == len(trained) and len(self._never_sized) == len(self._names):
-            raise NotMeasuredError(
-                f"a step was taken, but none of the {len(silent)} layers was measured ({silent[0]!r}, ...). "
-                f"{self.why_unknown}"
-            )
-        self._never_sized.difference_update(layer.name for layer in share.layers)
-        if silent:
-            self._said_silent.update(silent)
-            warnings.warn(
-                f"not measured by the first step, so not constrained in it: {', '.join(map(repr, silent))}. "
-                f"{self.why_unknown} If the model uses the layer's weight without calling the layer, it cannot be "
-                "measured: leave it out with exclude.",
-                MeasurementWarning,
-                stacklevel=2,
-            )
-
-    # What a step works on.
-
-    @property
-    def _device(self) -> torch.device:
-        """Where sizes are kept: beside the first weight, or on the host while that is on the meta device."""
-        weight = self._layers[0].weight
-        return torch.device("cpu") if weight.is_meta else weight.device
-
-    def _share(self, optimizer: Optimizer | None) -> Share:
-        """What a step of this optimiser works on; of a step without one, everything.
-
-        Made once, and again when a weight is replaced, moved, frozen, tied or cast, or a bound or an optimiser changes.
-        """
-        weights = [w for layer in self._layers if (w := layer.module._parameters.get(layer.kind.weight)) is not None]
-        optimizers = dict.fromkeys([*self._optimizers, *([optimizer] if optimizer else [])])
-        signature = (
-            (addresses := [weight.data_ptr() for weight in weights]),
-            len(set(addresses)),  # two weights may come to lie in the same memory, or no longer do
-            [(id(weight), weight.requires_grad, weight.device, weight.dtype, weight.shape) for weight in weights],
-            dict(self.bounds),
-            [list(map(id, group["params"])) for one in optimizers for group in one.param_groups],
+    def _signature(self, plan: StepPlan) -> tuple[Any, ...]:
+        """All that a plan depends on; where weights lie matters to a fused projection alone."""
+        own = [self._layers[i].parameter for i in self._layers_of(plan)]
+        where = [weight is not None and weight.data_ptr() for weight in own] if plan.fused else []
+        return (
+            self._version,
+            [(id(weight), weight is not None and weight.requires_grad) for weight in own],
+            where or [str(getattr(weight, "device", "")) for weight in own[:1]],
         )
-        share = self._shares.get(optimizer)
-        first = 0 if share and share.fused else 1  # where weights lie matters to a fused projection alone
-        if share is None or share.signature[first:] != signature[first:]:
-            expect_usable(optimizer, self.model, self._layers)
-            if self.bounds != self._checked_bounds:
-                resolve_bounds({glob.escape(str(n)): bound for n, bound in self.bounds.items()}, self._names, "bounds")
-                self._checked_bounds = dict(self.bounds)
-            if self._reads_weights:
-                expect_whole_weights(self._layers)
-            self._left_out.tell()
-            others = [one for one in optimizers if one is not optimizer] if optimizer else []
-            like = torch.empty((), dtype=self._dtype, device=self._device)
-            share = share_of(optimizer, others, self._layers, self.bounds, signature=signature, like=like)
-            self._shares[optimizer] = share
-            if self._proofs:
-                self._proofs.wake(share)
-        return share
 
-    # The state.
+    def _layers_of(self, plan: StepPlan) -> Iterable[int]:
+        if plan.index is None:
+            return range(len(self._layers))
+        own = set(plan.slots)
+        return [i for i, slot in enumerate(self._slots) if slot in own]
 
-    def _state(self) -> dict[str, Tensor]:
-        """The tensors themselves, by the names they are saved under."""
-        return self._packed(size=self._sizes, scale=self._scales)
+    def _move_to(self, device: torch.device) -> None:
+        """Follow a model that was moved to another device."""
+        if self._gains.device != device:
+            for name in ("_gains", "_scales", "_counts", "_bounds"):
+                setattr(self, name, getattr(self, name).to(device))
 
-    def _load(self, state: Mapping[str, Tensor]) -> None:
-        """Take up a state whose names, shapes and values have been checked."""
-        self._sizes.copy_(self._unpacked(state, "size"))
-        self._scales.copy_(self._unpacked(state, "scale"))
-
-    def _packed(self, **tensors: Tensor) -> dict[str, Tensor]:
-        """One name per layer for each of some packed tensors."""
-        return {f"{n}.{what}": tensor[i] for what, tensor in tensors.items() for i, n in enumerate(self._names)}
-
-    def _unpacked(self, state: Mapping[str, Tensor], what: str) -> Tensor:
-        return torch.stack([state[f"{name}.{what}"].to(self._device) for name in self._names])
+    def _skip(self, layer: Layer, reason: str) -> None:
+        """Leave a layer out from now on; the next step says so, of all layers in one warning."""
+        self.skipped[layer.name] = self._unsaid[layer.name] = reason
+        for hook in [hook for hook in self._hooks if hook.layer is layer]:
+            hook.remove()
+            self._hooks.remove(hook)
+        place = self._layers.index(layer)
+        del self._layers[place], self._slots[place], self._names[place]
+        self._version += 1
 
     def _by_name(self, packed: Tensor) -> dict[str, float]:
-        """To the host, in one transfer."""
-        return dict(zip(self._names, packed.tolist(), strict=True))
+        values = packed.tolist()
+        return {name: values[slot] for name, slot in zip(self._names, self._slots, strict=True)}
 
 
-def _rebuild(cls: type[Constraint], model: nn.Module, options: dict[str, Any], state: dict[str, Tensor]) -> Constraint:
-    """A copy on a copied model; if that is not whole yet, because it holds the constraint itself, as soon as it is."""
-    constraint = cls.__new__(cls)
-    constraint.__dict__["_unfinished"] = (model, options, state)
-    if "_modules" in vars(model):
-        constraint._finish_copy()
-    return constraint
+def _slots(layers: Sequence[Layer]) -> list[int]:
+    """Number the weights: layers that share one have the same number. Overlapping memory is refused."""
+    slots: dict[Any, int] = {}
+    first: dict[int, Layer] = {}
+    blocks: list[tuple[int, int, Layer]] = []
+    numbers = []
+    for layer in layers:
+        weight = layer.parameter
+        key: Any = (id(weight), layer.part)
+        if not is_sharded(weight) and not weight.is_meta and weight.numel():
+            rows = layer.rows_of(weight.detach())
+            key = rows.data_ptr()
+            if key not in slots and layer.part is None:
+                blocks.append((key, key + rows.nbytes, layer))
+        numbers.append(slots.setdefault(key, len(slots)))
+        other = first.setdefault(numbers[-1], layer)
+        if (other.weight.shape, other.weight.stride()) != (layer.weight.shape, layer.weight.stride()):
+            raise UnsupportedLayerError(_overlap(layer, other))
+    blocks.sort(key=lambda block: block[0])
+    for (_, end, one), (start, _, other) in pairwise(blocks):
+        if start < end:
+            raise UnsupportedLayerError(_overlap(other, one))
+    return numbers
 
 
-def _expect_alike(name: str, found: Any, own: Tensor) -> None:
-    """Refuse an entry of a state that cannot take the place of our own; only a size may be nan: not known yet."""
-    if not isinstance(found, Tensor) or found.shape != own.shape:
-        shape = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        raise StateError(f"the state's {name!r} has {shape}, where shape {tuple(own.shape)} belongs.")
-    if found.is_floating_point() != own.is_floating_point() or found.is_complex():
-        raise StateError(f"the state's {name!r} is {found.dtype}, where {own.dtype} belongs.")
-    kept = found.to(own.dtype)  # in which it must be usable: the run may have had another
-    usable = torch.isfinite(kept) | torch.isnan(found) if name.endswith(".size") else torch.isfinite(kept)
-    if not bool(usable.all()):
-        raise StateError(f"the state's {name!r} is not finite: the file is damaged, or the run had diverged.")
-    if not found.is_floating_point() and bool((found < 0).any()):
-        raise StateError(f"the state's {name!r} counts below zero: the file is damaged.")
+def _overlap(layer: Layer, other: Layer) -> str:
+    return (
+        f"the weight of layer {layer.name!r} overlaps in memory with that of {other.name!r} in another layout, so both "
+        f"cannot be divided. Pass exclude={layer.name!r}."
+    )
+
+
+def _make_plan(constraint: Constraint, optimizer: Optimizer | None) -> StepPlan:
+    layers, slots = constraint._layers, constraint._slots
+    held = None if optimizer is None else _torch.parameters_of(optimizer)
+    others: set[int] = set()
+    if held is not None:
+        others = set[int]().union(
+            *(_torch.parameters_of(o) for o in constraint._attached if o not in (None, optimizer))
+        )
+        others -= held
+    own = [i for i, layer in enumerate(layers) if id(layer.parameter) not in others]
+    chosen = sorted({slots[i] for i in own})
+    weights: dict[Any, tuple[Tensor, Layer, int]] = {}
+    for i in own:
+        weight = layers[i].parameter
+        if weight is None or not weight.requires_grad or not constraint._is_bounded[slots[i]] or weight.is_meta:
+            continue
+        if held is None or id(weight) in held:
+            part = local_rows(weight.detach(), int(layers[i].is_transposed), layers[i].part)
+            weights.setdefault(part.data_ptr() or id(weight), (part, layers[i], chosen.index(slots[i])))
+    device, bounds = constraint._bounds.device, constraint._bounds
+    is_all = len(chosen) == len(bounds)
+    index = None if is_all else torch.tensor(chosen, dtype=torch.int64, device=device)
+    parts, users = [part for part, _, _ in weights.values()], [layer for _, layer, _ in weights.values()]
+    places = [place for _, _, place in weights.values()]
+    bounds = bounds.clone() if index is None else bounds[index]
+    can_fuse = is_all and len(set(places)) == len(places) and kernels.can_fuse(parts, bounds)
+    fused = kernels.FusedProjection(parts, places, len(chosen)) if can_fuse else None
+    at = torch.tensor(places, dtype=torch.int64, device=device)
+    return StepPlan((), chosen, index, parts, users, at, bounds, fused)
+
+
+def _device(layers: Sequence[Layer]) -> torch.device:
+    """Where sizes are kept: beside the first weight, or on the host while that is on the meta device."""
+    weight = next(layer.parameter for layer in layers if layer.parameter is not None)
+    return torch.device("cpu") if weight.is_meta else weight.device
+
+
+def _bits(dtype: torch.dtype) -> int:
+    return torch.finfo(dtype).bits

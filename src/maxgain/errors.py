@@ -1,15 +1,34 @@
-"""Everything that can be wrong with what a user asked for, in named kinds.
+"""All errors that a user can meet, in named kinds.
 
 An error says what is wrong, where (the layer's dotted path, the file), and what to do about it.
 """
 
 
 class MaxGainError(Exception):
-    """What all errors of this package derive from; the command line answers one with a sentence and exit code 2."""
+    """What all errors of this package derive from; the command line answers one with a sentence and exit code 2.
+
+    `field` names the option that is wrong, where there is one.
+    """
+
+    def __init__(self, *args: object, field: str = "") -> None:
+        super().__init__(*args)
+        self.field = field
 
 
 class BoundError(MaxGainError, ValueError):
     """A bound (gamma, lambda, ...) that is not a positive number, or that says nothing about some layer."""
+
+
+class ChoiceError(MaxGainError, ValueError):
+    """Losses from which no gamma can be chosen."""
+
+
+class SmallestChosenError(ChoiceError):
+    """The smallest gamma of a grid was chosen, so the best may lie below."""
+
+    def __init__(self, gamma: float) -> None:
+        super().__init__(f"the smallest gamma, {gamma:g}, trains as well as any: try smaller ones.")
+        self.gamma = gamma
 
 
 class NormError(MaxGainError, ValueError):
@@ -29,11 +48,7 @@ class NothingToConstrainError(MaxGainError, ValueError):
 
 
 class AttachError(MaxGainError, ValueError):
-    """An optimiser that cannot be attached: attached already, or it holds none of the constrained weights."""
-
-
-class NotMeasuredError(MaxGainError, RuntimeError):
-    """A step was taken although no constrained layer had been measured."""
+    """An optimizer that cannot be attached: attached already, or it holds none of the constrained weights."""
 
 
 class ScriptingError(MaxGainError, AttributeError):
@@ -61,7 +76,7 @@ class DataError(MaxGainError):
 
 
 class RecipeError(MaxGainError):
-    """An experiment that makes no sense as it was asked for."""
+    """A recipe that makes no sense."""
 
 
 class RegulariserError(MaxGainError):
@@ -78,10 +93,6 @@ class RunError(MaxGainError):
 
 class FolderInUseError(RunError):
     """A folder that another process is at work in."""
-
-
-class RecordError(MaxGainError):
-    """Records of results that cannot be read or do not belong together."""
 
 
 class MeasurementWarning(UserWarning):

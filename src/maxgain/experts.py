@@ -1,9 +1,8 @@
 """The packed experts of transformers' models as dense layers, so that each expert's matrices have gains of their own.
 
 Mixtral, GPT-OSS, Qwen-MoE and some sixty other models of transformers (from 5.0) keep all experts of a layer in two
-parameters with three dimensions, and say of their layout what is needed to take it apart (``is_transposed``,
-``has_bias``, ``has_gate``). From outside one sees neither which tokens an expert was given nor what lies between its
-two matrices.
+parameters with three dimensions, and describe their layout (``is_transposed``, ``has_bias``, ``has_gate``). A hook sees
+neither which tokens an expert was given nor what lies between its two matrices.
 """
 
 from __future__ import annotations
@@ -15,14 +14,13 @@ from torch import Tensor, nn
 
 from .attention import dense
 from .errors import UnsupportedLayerError
-from .layers import check_model
 
 LAYOUT = ("num_experts", "has_gate", "has_bias", "is_transposed", "_apply_gate", "down_proj")
-"""What modules of packed experts are known by."""
+"""The attributes of a module of packed experts."""
 
 
 class SplitExperts(nn.Module):
-    """Computes what a module of packed experts computes, one expert after the other, and is called in the same way."""
+    """Takes and returns what a module of packed experts does, and runs one expert after the other."""
 
     def __init__(self, packed: Any) -> None:
         super().__init__()
@@ -30,11 +28,11 @@ class SplitExperts(nn.Module):
         self.up = _unpacked(packed, "gate_up_proj" if packed.has_gate else "up_proj")
         self.down = _unpacked(packed, "down_proj")
         self.between = packed
-        """Without its weights: what it does between its two projections."""
+        """What the module does between its two projections; its weights are gone."""
         self.train(packed.training)
 
     def forward(self, hidden_states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """The sum of what the chosen experts make of each token; ``chosen`` and ``weights`` are (tokens, choices)."""
+        """Return the weighted sum of the chosen experts for each token; the last two are (tokens, choices)."""
         total = torch.zeros_like(hidden_states)
         for number in range(self.num_experts):
             token, choice = torch.where(chosen == number)
@@ -51,30 +49,27 @@ class SplitExperts(nn.Module):
 
 
 def _unpacked(packed: Any, name: str) -> nn.ModuleList:
-    """One dense layer per expert of these weights, which the module no longer holds afterwards."""
+    """Return one dense layer per expert, and take the weights from the module."""
     weights, biases = packed._parameters.pop(name), packed._parameters.pop(f"{name}_bias", None)
     matrices = weights.transpose(1, 2) if packed.is_transposed else weights
     return nn.ModuleList(map(dense, matrices, [None] * len(matrices) if biases is None else biases))
 
 
 def split_experts(model: nn.Module) -> nn.Module:
-    """Makes dense layers of the packed experts of transformers' models: two per expert, in place.
+    """Replace the packed experts of a model of transformers by two dense layers each, in place, and return the model.
 
-    The model computes what it did before, but for rounding, and constraints and reports then take in every expert's
-    ``up`` and ``down``. The weights are copied into new parameters: load a checkpoint before, and make the optimiser
-    afterwards. The experts are run one after the other, which is slower than transformers' grouped kernels.
+    The model computes the same, but for rounding, and constraints and reports see every expert's ``up`` and ``down``.
+    The weights are copied into new parameters: load a checkpoint before, and make the optimizer afterwards. The experts
+    run one after the other, which is slower than transformers' grouped kernels.
 
     Args:
-        model: which is changed. What has no packed experts stays as it is.
+        model: The model to change.
     """
-    check_model(model)
     for path, module in list(model.named_modules()):
         for name, child in list(module._modules.items()):
             if child is not None and all(hasattr(child, one) for one in LAYOUT) and "down_proj" in child._parameters:
                 if getattr(child, "_is_expert_parallel", False):
-                    raise UnsupportedLayerError(
-                        f"layer {f'{path}.{name}'.lstrip('.')!r} ({type(child).__name__}) cannot be split: its experts "
-                        "lie on several devices."
-                    )
+                    what = f"layer {f'{path}.{name}'.lstrip('.')!r} ({type(child).__name__})"
+                    raise UnsupportedLayerError(f"{what} cannot be split: its experts lie on several devices.")
                 module._modules[name] = SplitExperts(child)
     return model

@@ -1,68 +1,56 @@
-"""MaxGain: the size of a layer is the largest gain that the training batch showed."""
+"""MaxGain: after each optimizer step, ``W ← W / max(1, gain / γ)``, with the largest gain of the step's batches.
+
+How a step goes: every training forward of a layer raises one maximum (``_Hook``, ``record``). After
+``optimizer.step()`` the weights whose maximum exceeds γ are divided (``project_``), and the maxima begin anew.
+"""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Mapping
-from numbers import Real
-from typing import Literal, get_args
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from . import torch_quirks
-from .constraint import FIRST_LOOK, Constraint
-from .coverage import Bound, Share, parameters_of
-from .distributed import Group, Sharing, check_group
-from .errors import AttachError, MaxGainError, MeasurementWarning
-from .fresh import FreshMaximum
-from .functional import check_choice, check_count, check_p
-from .later import Asked
-from .layers import Instance
-from .observe import UNMEASURED, RunningMaximum, Tally
-from .rounding import Rounding
+from . import _torch, kernels
+from .checks import homogeneity_error, made_up_input
+from .constraint import NOT_FINITE, UNMEASURED, Constraint, StepPlan
+from .distributed import Group, full, gathered_parameters, is_flat_shard, is_sharded
+from .errors import MaxGainError, NormError
+from .functional import gain, project_, scaled_channels_gain, without_bias
+from .layers import Bound, Globs, Layer
 
-Measure = Literal["stale", "fresh"]
-Strength = Literal["full", "rate"]
-STEPS_BETWEEN_LOOKS = 100
-"""How often an accelerator is asked for its counts of dropped measurements."""
+__all__ = ["MaxGain", "gain", "project_", "record"]
 
 
 class MaxGain(Constraint):
-    """Constrains the largest gain ``‖Wx‖_p / ‖x‖_p`` of each layer, as measured on the training batches, to γ.
+    """Keeps the largest gain ``‖Wx‖_p / ‖x‖_p`` of each layer, measured on the training batches, at γ.
 
     Gouk, Pfahringer, Frank and Cree, *MaxGain: Regularisation of Neural Networks by Constraining Activation
-    Magnitudes*, 2018. After each optimiser step ``W ← W / max(1, γ̂ / γ)``, γ̂ being the largest gain over the
-    instances of the batches since the last step.
+    Magnitudes*, 2018. A measured gain is a lower bound of the layer's operator norm, not a Lipschitz constant.
 
-    A measured gain is a lower bound of the layer's operator norm, not a Lipschitz constant.
-
-    ``gains`` and ``scales`` say what the last step found and did. ``bounds`` has every layer's γ by its dotted name;
-    one that is changed holds from the next step on.
+    A forward counts if the layer is in training mode, gradients are enabled and it uses the module's own parameter.
+    Under accumulation the maximum runs over all batches since the last step. There is nothing to save: a constraint
+    has no state between steps.
 
     Args:
-        model: whose layers are constrained: dense layers, convolutions, batch norm, and what was registered.
-        gamma: a bound for all layers, or a mapping of globs over dotted names to bounds, of which the first that
-            matches decides; ``inf`` measures without constraining.
-        p: the norm, from 1 to ``inf``.
-        instance: what one x is. ``'auto'``: a row of the last dimension for dense layers, so that every token of a
-            sequence is one, and a whole sample for convolutions and batch norm. ``'sample'``: a whole sample always.
-        measure: ``'stale'`` takes the gains of the forward that gave the gradient, as the paper does: it reads every
-            input and output once more. ``'fresh'`` keeps the inputs and applies the updated weight to them, so that
-            after the step the bound holds exactly on the batch; it costs a second forward through every layer and the
-            memory of its inputs. LBFGS and its like evaluate many points within a step and want it: ``'stale'`` counts
-            the points that they gave up too, and may divide by far more than is needed.
-        strength: ``'full'`` takes an excess over γ away at once, as the paper does. ``'rate'`` takes a part of it: it
-            divides by ``max(1, γ̂ / γ)`` to the power of the optimiser's learning rate over the largest that it has
-            had. So projections weaken as updates do, and weights do not shrink where the learning rate is low;
-            gains may exceed γ by a few per cent more. Without an attached optimiser there is no rate, and it is
-            ``'full'``. See docs/ratchet.md.
-        every: measure and project in every k-th step only, which is cheaper; between them gains may exceed γ.
-        include: globs over dotted names: only these layers. None takes all but the scales of layer, group and RMS
-            norms.
-        exclude: globs over dotted names: not these layers.
-        process_group: whose ranks share their maxima; None is the default group, where one is initialised, and False
-            means: do not share.
+        model: The module whose layers are bounded, or several (the parts of a pipeline): dense layers, convolutions,
+            batch norm, and what ``register_layer`` added.
+        gamma: The bound of all layers, or a mapping of globs over layer names to bounds, of which the first that
+            matches decides. ``inf`` measures without a bound, and changes no bit of the training.
+        p: The norm, from 1 to ``inf``.
+        instance: What counts as one input x. ``'auto'``: a row of the last dimension for dense layers, so that every
+            token is one, and a sample for convolutions and batch norm. ``'sample'``: always a sample.
+        every: Measure and project in every k-th step only, which is cheaper. Between them gains may exceed γ.
+        parts: Globs over layer names to the names of equal blocks of their outputs, which are measured and bounded
+            separately: ``{"*.qkv": ("q", "k", "v")}``.
+        include: Globs over layer names: only these layers. None takes all but the scales of layer, group and RMS norms.
+        exclude: Globs over layer names: not these layers.
+        process_group: The ranks that train one model, a process group or a device mesh. None: the default group, where
+            there is one. False: no exchange.
 
     Examples:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -75,228 +63,287 @@ class MaxGain(Constraint):
     """
 
     bound_name = "gamma"
-    option_names = ("p", "instance", "measure", "strength", "every", "process_group")
-    why_unknown = "Train in training mode, and use paused() around a step that has no forward."
+    measures_training = True
+    gamma = Constraint.bound
 
-    @torch.inference_mode(mode=False)
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Sequence[nn.Module],
         gamma: Bound = 2.0,
         *,
         p: float = 2.0,
-        instance: Instance = "auto",
-        measure: Measure = "stale",
-        strength: Strength = "full",
+        instance: Literal["auto", "sample"] = "auto",
         every: int = 1,
-        include: str | Iterable[str] | None = None,
-        exclude: str | Iterable[str] = (),
+        parts: Mapping[str, Iterable[str]] | None = None,
+        include: Globs | None = None,
+        exclude: Globs = (),
         process_group: Group = None,
     ) -> None:
-        self.p = check_p(p)
-        self.instance: Instance = check_choice("instance", instance, get_args(Instance))
-        self.measure: Measure = check_choice("measure", measure, get_args(Measure))
-        self.strength: Strength = check_choice("strength", strength, get_args(Strength))
-        self.every = check_count("every", every)
-        self.process_group = None if process_group is None else check_group(process_group)
-        self._sharing = Sharing()
-        self._reads_weights = measure == "fresh"
-        self._releases = strength == "rate"
-        self._steps = 0
-        self._dropped_seen = 0
-        self._asked: Asked | None = None
-        self._rounding: Rounding | None = None
-        super().__init__(model, gamma, include=include, exclude=exclude)
-        self._resting = [0] * len(self._layers)
-        """How many steps each layer will not be measured for; zeros unless ``every`` is more than 1."""
-        self._rates, self._peaks = torch.zeros_like(self._sizes), torch.zeros_like(self._sizes)
-        """The learning rate of every layer's weight, and the largest that it has had, where they are followed."""
-
-    @property
-    def gains(self) -> dict[str, float]:
-        """The newest maximum of every layer: of the forwards since the last step, or of that step; nan before any."""
-        maxima, dropped = self._tally.over_devices(self._device)
-        self._warn_of_dropped(dropped.tolist())
-        at_step, since = self._by_name(self._sizes), self._by_name(maxima)
-        return {name: at_step[name] if since[name] == UNMEASURED else since[name] for name in at_step}
+        self.p, self.instance, self.every = check_p(p), instance, every
+        if instance not in ("auto", "sample"):
+            raise MaxGainError(f"instance must be 'auto' or 'sample', not {instance!r:.40}.")
+        if not isinstance(every, int) or every < 1:
+            raise MaxGainError(f"every must be a whole number from 1 on, not {every!r:.40}.")
+        self.mask: Tensor | None = None
+        """Which tokens count, such as an attention mask: set it before a forward; 0 leaves a token out. Compiled
+        forwards do not see it."""
+        self.mask_uses = 0
+        """How many forwards of layers took a mask."""
+        self._buffer: Buffer | None = None
+        super().__init__(model, gamma, parts=parts, include=include, exclude=exclude, process_group=process_group)
 
     @property
     def dropped(self) -> dict[str, int]:
-        """How many instances of each layer had a gain that was not finite, and were left out."""
-        return dict(zip(self._names, self._tally.over_devices(self._device)[1].tolist(), strict=True))
+        """How many instances of each layer had a gain that is not finite, and were left out."""
+        assert self._buffer is not None
+        return {name: int(count) for name, count in self._by_name(self._buffer.dropped).items()}
 
-    def detach(self) -> None:
-        """Leave the model and its optimisers as they were before; the weights stay as they are."""
-        super().detach()
-        self._rounding = None
-        self._until_look, self._wait = FIRST_LOOK
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Measure and project nothing within this context."""
+        assert self._buffer is not None
+        before = self._buffer.resting.clone()
+        self._buffer.resting.fill_(2**30)  # on the device, so that compiled and captured forwards rest too
+        try:
+            with super().paused():
+                yield
+        finally:
+            self._buffer.resting.copy_(before)
 
-    def _make_observers(self) -> list[RunningMaximum]:
-        self._tally = Tally(len(self._layers), self._dtype, self.p, self.instance)
-        kind = FreshMaximum if self.measure == "fresh" else RunningMaximum
-        self._maxima = [kind(layer, i, self._tally) for i, layer in enumerate(self._layers)]
-        self._fresh = [maximum for maximum in self._maxima if isinstance(maximum, FreshMaximum)]
-        """All of them, or none."""
-        return self._maxima
-
-    # How a step goes.
-
-    def _estimate(self, share: Share) -> Tensor | None:
+    def _register(self) -> None:
+        if self._buffer is None:
+            self._buffer = Buffer(self._gains, self.p)
+        super()._register()
         if not self._hooks:
-            raise AttachError("this MaxGain is detached and measures nothing: attach it again, or make a new one.")
-        if self.strength == "rate":
-            self._follow_rate(share)
-        if self.every > 1 and self._rests(share):
+            self._hooks = [_Hook(layer, slot, self) for layer, slot in zip(self._layers, self._slots, strict=True)]
+
+    def _step(self, optimizer: Optimizer | None) -> None:
+        steps = self._attached[optimizer].steps
+        if not steps & (steps + 1):  # at the steps that are checked: compiled code tries no forward
+            self._try_forwards()
+        super()._step(optimizer)
+
+    @torch.no_grad()
+    def _try_forwards(self) -> None:
+        """Try the layers with forwards of their own that no batch was tried on, on numbers that are made up."""
+        for hook in [hook for hook in self._hooks if hook.untried]:
+            if _torch.is_capturing(hook.buffer.maxima.device) or (x := made_up_input(hook.layer)) is None:
+                continue
+            with contextlib.suppress(Exception):  # it may take more than an input
+                if reason := homogeneity_error(hook.layer, (x,), {}):
+                    self._skip(hook.layer, reason)
+                hook.untried = reason == ""
+
+    def _estimate(self, plan: StepPlan) -> Tensor:
+        assert self._buffer is not None
+        maxima = self._buffer.maxima
+        return maxima if plan.index is None else maxima[plan.index]
+
+    def _forget(self, plan: StepPlan, sizes: Tensor) -> None:
+        assert self._buffer is not None
+        buffer, at = self._buffer, slice(None) if plan.index is None else plan.index
+        if plan.fused is None or sizes is not buffer.maxima:  # else the launch has done so
+            buffer.maxima[at] = UNMEASURED
+        if self.every > 1:
+            if _torch.is_capturing(buffer.resting.device):
+                resting = buffer.resting[at]
+                buffer.resting[at] = torch.where(resting == 0, self.every, resting) - 1
+            else:
+                plan.resting = (plan.resting or self.every) - 1
+                buffer.resting[at] = plan.resting
+                for hook in [hook for hook in self._hooks if plan.index is None or hook.slot in plan.slots]:
+                    hook.idle = plan.resting > 0
+
+    def _move_to(self, device: torch.device) -> None:
+        super()._move_to(device)
+        if self._buffer is not None:
+            self._buffer.move_to(device)
+
+    def _dropped(self) -> Tensor:
+        assert self._buffer is not None
+        return self._buffer.dropped
+
+
+class Buffer:
+    """What hooks write, with an entry for each weight; one object, because compiled code checks each that it reads."""
+
+    __slots__ = ("dropped", "maxima", "p", "resting")
+
+    def __init__(self, like: Tensor, p: float) -> None:
+        self.p = p
+        self.maxima = torch.full_like(like, UNMEASURED)
+        """The largest gain since the last step."""
+        self.dropped = torch.zeros_like(like, dtype=torch.int64)
+        """How many gains were not finite, ever."""
+        self.resting = torch.zeros_like(like, dtype=torch.int32)
+        """For how many more steps nothing is measured."""
+        self.fix_addresses()
+
+    def move_to(self, device: torch.device) -> None:
+        """Follow a model to another device."""
+        if self.maxima.device != device:
+            self.maxima, self.dropped = self.maxima.to(device), self.dropped.to(device)
+            self.resting = self.resting.to(device)
+            self.fix_addresses()
+
+    def fix_addresses(self) -> None:
+        """Spare compiled CUDA graphs a copy."""
+        for tensor in (self.maxima, self.dropped, self.resting) if self.maxima.is_cuda else ():
+            _torch.at_fixed_address(tensor)
+
+
+class _Hook(_torch.ForwardHook):
+    """Records the gain of one layer's training forwards."""
+
+    __slots__ = ("buffer", "constraint", "handle", "idle", "instance", "layer", "slot", "untried", "weight")
+
+    def __init__(self, layer: Layer, slot: int, constraint: MaxGain) -> None:
+        assert constraint._buffer is not None
+        self.layer, self.slot, self.constraint = layer, slot, constraint
+        self.buffer, self.instance = constraint._buffer, constraint.instance
+        self.weight = layer.parameter
+        self.untried, self.idle = layer.own_forward, False
+        _torch.invalidate_compiled_code(layer.module)
+        self.handle = layer.module.register_forward_hook(self, with_kwargs=True)
+        _torch.put_first(layer.module._forward_hooks, self.handle.id)
+
+    def remove(self) -> None:
+        """Take the hook away again."""
+        self.handle.remove()
+        _torch.restore_compiled_code(self.layer.module)
+
+    @_torch.skip_standalone_compile
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
+        """Torch calls this after the layer's forward. What it returns takes the place of the output: None leaves it."""
+        if not (module.training and torch.is_grad_enabled()):
             return None
-        if self._fresh:
-            for position in share.positions:
-                self._fresh[position].replay()
-        device = share.bounds.device
-        if len(self._tally.by_device) > 1:
-            for maximum in self._maxima:
-                maximum.follow()
-            self._tally.gather(device, {maximum.entries.maxima.device for maximum in self._maxima})
-        maxima, dropped = self._tally.over_devices(device)
-        if dropped.device.type != "cpu" or int(dropped.sum()) > self._dropped_seen:
-            self._look_at(dropped)
-        maxima = self._sharing.largest(maxima, self.process_group, self._names)
-        return maxima if share.index is None else maxima[share.index]
+        x: Any = args[0] if args else kwargs.get("input", next(iter(kwargs.values()), None))
+        if torch.compiler.is_compiling():
+            return self.measure_compiled(module, x, output)
+        if self.idle and not _torch.is_capturing(self.buffer.maxima.device):
+            return None  # a captured forward asks the device instead
+        if _torch.is_simulated(x) or not self.is_own(module._parameters.get(self.layer.kind.weight)):
+            return None
+        with _torch.without_modes() if _torch.count_modes() else contextlib.nullcontext(), torch.no_grad():
+            try:
+                if self.untried and not _torch.is_capturing(self.buffer.maxima.device):
+                    if reason := homogeneity_error(self.layer, args, kwargs):
+                        self.constraint._skip(self.layer, reason)
+                        return None
+                    self.untried = reason == ""  # zero shows nothing: try the next batch
+                self.measure(module, x, output)
+            except (MaxGainError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:  # what a layer is given and returns is up to its model
+                said = str(error).strip().partition("\n")[0]
+                self.constraint._skip(self.layer, f"its call cannot be measured ({type(error).__name__}: {said})")
+        return None
 
-    def _forget(self, share: Share | None, used_up: Tensor | None = None) -> None:
-        self._tally.forget(share.index if share else None, used_up)
-        if self._fresh:
-            for position in share.positions if share else range(len(self._fresh)):
-                self._fresh[position].let_go()
+    def is_own(self, weight: Any) -> bool:
+        """Whether a forward used the module's own parameter, and not one put there by functional_call for a while."""
+        return weight is self.weight or is_sharded(self.weight) or is_flat_shard(self.weight)
 
-    def _look(self, share: Share) -> None:
-        self._tell_what_went_silent(share)
-        if self.measure == "stale" and not torch_quirks.is_capturing(self._device):
-            self._rounding = self._rounding or Rounding(self._hooks)
-            self._rounding.look()
-        super()._look(share)
+    def measure(self, module: nn.Module, x: Any, output: Any) -> None:
+        """Record a forward that is not compiled."""
+        if x.is_nested:
+            x, output = x.values(), output.values()
+        if x.layout != torch.strided:
+            x = x.to_dense()
+        if isinstance(output, Tensor) and x.device != output.device:  # its input was fetched from another
+            x = x.to(output.device)
+        if not x.numel():
+            return
+        mask = self.constraint.mask
+        if mask is not None and self.layer.kind.dims == 1 and mask.shape == x.shape[:-1]:
+            x = x.masked_fill(mask.unsqueeze(-1) == 0, 0)  # an input of zero has no gain
+            self.constraint.mask_uses += 1
+        if is_sharded(x) or is_sharded(output):
+            with gathered_parameters(module):
+                record(*self.arguments(module, full(x), full(output)))
+        else:
+            record(*self.arguments(module, x, output))
 
-    def _tell_what_went_silent(self, share: Share) -> None:
-        """Warn of layers that are trained on and measured no longer; the host knows, and no device is asked."""
-        held = parameters_of(share.optimizer) if share.optimizer else {id(layer.weight) for layer in share.layers}
-        modules = set(self.model.modules())
-        watched = {hook.layer.name for hook in self._hooks if hook in hook.layer.module._forward_hooks.values()}
-        silent: dict[str, str] = {}
-        for layer in share.layers:
-            signs = {
-                "replaced": layer.module not in modules,
-                "its hooks were removed": layer.name not in watched,
-                "in evaluation mode": not layer.module.training,
-            }
-            is_trained = layer.weight.requires_grad and id(layer.weight) in held
-            if any(signs.values()) and is_trained and layer.name not in self._said_silent:
-                silent[layer.name] = next(why for why, is_so in signs.items() if is_so)
-        if silent:
-            self._said_silent.update(silent)
-            warnings.warn(
-                "these layers are trained but measured no longer, so nothing holds them to their bounds: "
-                f"{', '.join(f'{name!r} ({why})' for name, why in silent.items())}. Call model.train() before training "
-                "goes on; if a layer was replaced or lost its hooks, make the constraint again, on the model as it is.",
-                MeasurementWarning,
-                stacklevel=2,
-            )
+    def measure_compiled(self, module: nn.Module, x: Any, output: Any) -> Tensor | None:
+        """Record a forward that torch.compile reads; what is not measured here is found by its gradient."""
+        is_tensor = isinstance(output, Tensor)  # what a registered layer returns is up to its linear_part
+        if _torch.is_exporting() or _torch.is_compiling_transform():
+            return None
+        if not is_tensor and self.layer.kind.form != "other":
+            return None
+        if type(module._parameters.get(self.layer.kind.weight)) is Tensor and not is_flat_shard(self.weight):
+            return None  # put there by functional_call
+        is_sequence = x.dim() > 2 and self.layer.kind.dims == 1
+        onward = _torch.alias_output(output) if is_sequence and is_tensor and output.requires_grad else None
+        if is_sharded(x) or is_sharded(output):
+            x, output = full(x), full(output)
+        torch.ops.maxgain.record(*self.arguments(module, x, output))
+        return onward
 
-    def _look_at(self, dropped: Tensor) -> None:
-        """Warn of measurements that were dropped, without ever waiting for an accelerator."""
-        if dropped.device.type == "cpu":
-            self._warn_of_dropped(dropped.tolist())
-        elif not torch_quirks.is_capturing(dropped.device):
-            if self._steps % STEPS_BETWEEN_LOOKS == 0:
-                if self._asked is not None:
-                    self._warn_of_dropped(self._asked.read())
-                self._asked = Asked(dropped)
-            self._steps += 1
+    def arguments(self, module: Any, x: Tensor, output: Tensor) -> tuple[Any, ...]:
+        """What ``record`` takes for a forward of this layer."""
+        layer, kind, buffer = self.layer, self.layer.kind, self.buffer
+        dims, is_compiling = layer.instance_dims(x, self.instance), torch.compiler.is_compiling()
+        place = (buffer.maxima, buffer.dropped, buffer.resting, self.slot)
+        if kind.form == "other":
+            with torch.no_grad():
+                x, z = layer.linear_part(x.detach(), output.detach() if isinstance(output, Tensor) else output)
+            return *place, "affine", x.detach(), z.detach(), None, None, 0.0, dims, dims, buffer.p
+        is_norm = kind.form == "batch_norm"
+        vector = module.weight if is_norm else getattr(module, "bias", None)
+        if is_compiling:  # otherwise gradients are off
+            x, output = x.detach(), output.detach()
+            vector = None if vector is None else vector.detach()
+        if is_norm:
+            return *place, kind.form, x, None, vector, module.running_var, float(module.eps), dims, dims, buffer.p
+        if layer.part is not None:
+            output = output.narrow(-(kind.dims or 1), *layer.part)
+            vector = None if vector is None else vector.narrow(0, *layer.part)
+        if is_compiling and x.dtype == torch.float32 and output.dtype in (torch.bfloat16, torch.float16):
+            x = x.to(output.dtype)  # as autocast gave it to the layer: x itself need not be written to memory
+        return *place, kind.form, x, output, vector, None, 0.0, kind.dims, dims, buffer.p
 
-    def _warn_of_dropped(self, dropped: list[int]) -> None:
-        total = sum(dropped)
-        if len(str(total)) > len(str(self._dropped_seen)) or (total and not self._dropped_seen):  # 1, 10, 100, ...
-            self._dropped_seen = total
-            warnings.warn(
-                f"{total} instances so far had a gain that is not finite, most of them in layer "
-                f"{self._names[dropped.index(max(dropped))]!r}; they were left out. "
-                "Look for inf or nan in its input, or for weights that diverge.",
-                MeasurementWarning,
-                stacklevel=2,
-            )
 
-    # every: steps that rest.
+def record(
+    maxima: Tensor, dropped: Tensor, resting: Tensor, slot: int, form: str, x: Tensor, z: Tensor | None,
+    vector: Tensor | None, variance: Tensor | None, eps: float, channel_dims: int, dims: int, p: float,
+) -> None:  # fmt: skip
+    """Raise ``maxima[slot]`` to the largest finite gain of a forward; count those that are not finite.
 
-    def _rests(self, share: Share) -> bool:
-        """Whether this step is left out; layers are measured only for those that are not."""
-        if torch_quirks.is_capturing(self._device):
-            raise MaxGainError("every > 1 counts steps on the host, which a CUDA graph leaves out: use every=1 there.")
-        skipped = torch_quirks.found_inf(share.optimizer) if share.optimizer else None
-        if skipped is not None and bool(skipped > 0):  # nothing was updated, so this is no step to count
-            self._forget(share)
-            return True
-        # Layer by layer, because the steps of another optimiser may count for some of these too.
-        resting = [self._resting[position] for position in share.positions]
-        for position, steps in zip(share.positions, resting, strict=True):
-            self._resting[position] = (steps or self.every) - 1
-            self._maxima[position].paused = self._resting[position] > 0
-        return min(resting) > 0
+    ``form`` 'affine': ``Wx`` is z less the bias ``vector``. 'batch_norm': x times ``vector / sqrt(variance + ε)``.
+    """
+    if x.is_cuda and kernels.measure(
+        maxima, dropped, resting, slot, kernels.Part(form, x, z, vector, variance, eps, channel_dims), dims, p
+    ):
+        return
+    is_cpu = maxima.device.type == "cpu"  # where reading a value is free
+    if is_cpu and resting[slot]:
+        return
+    if form == "affine":
+        assert z is not None
+        gains = gain(without_bias(z, vector, channel_dims), x, p, dims)
+    else:
+        assert vector is not None
+        assert variance is not None
+        wide = torch.promote_types(vector.dtype, torch.float32)
+        gains = scaled_channels_gain(x, vector.to(wide) * torch.rsqrt(variance.to(wide) + eps), p)
+    gains = gains.to(maxima.device, maxima.dtype).flatten()
+    if is_cpu and math.isfinite((largest := gains.amax()).item()):  # then all of them are
+        maxima[slot].clamp_(min=largest)
+        return
+    finite = torch.isfinite(gains)
+    largest, lost = torch.where(finite, gains, NOT_FINITE).amax(), (~finite).sum()
+    if not is_cpu:
+        is_measured = resting[slot] == 0
+        largest, lost = torch.where(is_measured, largest, UNMEASURED), torch.where(is_measured, lost, 0)
+    maxima[slot].clamp_(min=largest)
+    dropped[slot].add_(lost)
 
-    def _pause(self, paused: bool) -> None:
-        super()._pause(paused)
-        for observer, resting in zip(self._maxima, self._resting, strict=True):
-            observer.paused = paused or resting > 0
 
-    # strength: how much of an excess a step takes away.
+kernels.define_operator(record)
 
-    def _follow_rate(self, share: Share) -> None:
-        """Look up the learning rates that the optimiser's parameter groups have now; no accelerator is waited for."""
-        if self._rates.device != self._device:  # the model was moved
-            self._rates, self._peaks = self._rates.to(self._device), self._peaks.to(self._device)
-        # Looked up each time: loading a state of the optimiser gives it other groups.
-        groups = share.optimizer.param_groups if share.optimizer else []
-        for group, positions in zip(groups, share.groups, strict=True):
-            if not isinstance(rate := group.get("lr"), Tensor | Real):
-                raise MaxGainError(
-                    f"strength='rate' follows the learning rate 'lr' of parameter groups, which is {rate!r:.40} in "
-                    f"this {type(share.optimizer).__name__}: use strength='full' with it."
-                )
-            self._rates[positions] = rate.to(self._rates) if isinstance(rate, Tensor) else float(rate)
-        torch.maximum(self._peaks, self._rates, out=self._peaks)
 
-    def _bounds_now(self, share: Share, sizes: Tensor) -> Tensor:
-        """For a strength s: ``γ̂ (γ / γ̂)^s`` where γ̂ exceeds γ, so that a step divides by ``(γ̂ / γ)^s``."""
-        strength = torch.where(self._peaks > 0, self._rates / self._peaks, 1.0)
-        if share.index is not None:
-            strength = strength[share.index]
-        released = sizes * (share.bounds / sizes) ** strength
-        return torch.where((sizes > share.bounds) & (strength < 1), released, share.bounds)
-
-    # The state.
-
-    def _state(self) -> dict[str, Tensor]:
-        maxima, dropped = self._tally.over_devices(self._device)
-        packed = self._packed(maximum=maxima, dropped=dropped)
-        if self.every > 1:
-            packed |= self._packed(resting=torch.tensor(self._resting, device="cpu"))
-        if self.strength == "rate":
-            packed |= self._packed(peak=self._peaks)
-        if self.measure == "stale":  # whether a layer is measured without its bias, and when that is looked at next
-            marks = self._rounding.marks(self._names) if self._rounding else [0] * len(self._names)
-            packed |= self._packed(rounding=torch.tensor(marks, device="cpu"))
-            packed |= {"looks": torch.tensor([self._until_look, self._wait], device="cpu")}
-        return super()._state() | packed
-
-    def _load(self, state: Mapping[str, Tensor]) -> None:
-        super()._load(state)
-        self._tally.load(self._device, self._unpacked(state, "maximum"), self._unpacked(state, "dropped"))
-        self._dropped_seen = sum(self.dropped.values())
-        if self.measure == "stale":
-            self._until_look, self._wait = state["looks"].tolist()
-            if self._hooks:
-                self._rounding = self._rounding or Rounding(self._hooks)
-                self._rounding.load(self._by_name(self._unpacked(state, "rounding")))
-        if self.every > 1:
-            self._resting = self._unpacked(state, "resting").tolist()
-            self._pause(self._is_paused)
-        if self.strength == "rate":
-            self._peaks.copy_(self._unpacked(state, "peak"))
-            self._rates.copy_(self._peaks)  # in full, until an optimiser says what its rate is
+def check_p(p: Any) -> float:
+    """Return p if it names a norm."""
+    if isinstance(p, bool) or not isinstance(p, int | float) or not p >= 1:
+        raise NormError(f"p must be a number from 1 to inf, not {p!r:.40}: below 1 it does not define a norm.")
+    return float(p)

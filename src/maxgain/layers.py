@@ -1,15 +1,15 @@
-"""One row per layer type: all that the rest of the package knows of it.
+"""One row per layer type, and which layers of a model are measured and bounded.
 
-A layer computes ``Wx + b`` from its input, so ``Wx`` is its own output without the bias. That includes padding,
-stride, groups and dilation without ever writing W down. Normalisation layers are diagonal maps, and their ``Wx``
-follows from the input alone.
+A layer computes ``Wx + b``, so ``Wx`` is its own output less its bias: padding, stride, groups and dilation are in it
+without W ever being written down. Normalisation layers are diagonal maps, whose ``Wx`` follows from the input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -17,192 +17,118 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from . import convolutions
-from .errors import MaxGainError, NothingToConstrainError, PatternError, UnsupportedLayerError
-from .functional import along_channels, batch_norm_diagonal, check_callable, check_count, check_is, without_bias
+from .errors import BoundError, NothingToConstrainError, PatternError, UnsupportedLayerError
+from .functional import without_bias
 
-ITSELF = "(itself)"
-"""What a model that is a single layer is called, because its dotted name is empty."""
+Bound = float | Mapping[str, float]
+Globs = str | Iterable[str]
 LinearPart = Callable[[Any, Tensor, Any], tuple[Tensor, Tensor]]
-Instance = Literal["auto", "sample"]
+ITSELF = "(itself)"
+"""What a model that is a single layer is called, whose dotted name is empty."""
 
 
 @dataclass(frozen=True)
 class LayerKind:
-    """What there is to know of a type of layer."""
+    """What there is to know of a layer type."""
 
-    instance_dims: Callable[[nn.Module, Tensor], int]
-    """How many trailing dimensions of the input (and of the linear part) make up one instance."""
+    dims: int | None
+    """How many trailing dimensions make up one instance; None: all but the first; 0: as many as the weight has."""
     linear_part: LinearPart
     """``(layer, input, output) → (x, Wx)``."""
-    needs_output: bool = True
-    """False where ``linear_part`` follows from the input alone."""
+    form: Literal["affine", "batch_norm", "other"] = "other"
+    """Which fused measurement computes ``linear_part``, if one does."""
     weight: str = "weight"
-    """The attribute that scales ``Wx``."""
-    form: Literal["affine", "batch_norm"] | None = None
-    """Which of the fused kernels' forms ``linear_part`` has, if any."""
+    """The parameter that scales ``Wx``."""
     by_default: bool = True
-    """False where a layer of this kind is left alone unless it is named in ``include``."""
-    linear_map: Literal[
-        "Dense", "TransposedDense", "Convolution", "TransposedConvolution", "Diagonal", "OwnForward"
-    ] = "OwnForward"
-    """The class of ``lipschitz.maps`` that knows W; by name, so that constraints that need no norms import none."""
-    units: int | None = 0
-    """The dimension of the weight along which its units lie (within each group); None where it has no units."""
-    diagonal: Callable[[nn.Module, torch.dtype], Tensor] | None = None
-    """The diagonal of W, in the given type, where W is a diagonal matrix."""
-    output_is_part: bool = True
-    """False where a layer's output need not be ``Wx`` and a bias: there may be an activation behind it."""
-    divides_by_its_input: bool = False
-    """True where x is the input divided by its own size: Wx is linear in x, but not in the input."""
-    forward_arguments: Callable[[Any, Tensor, torch.Size], dict[str, Any]] = lambda layer, x, shape: {}
-    """What ``forward`` must be given besides this input to return an output of this shape again."""
-    input_shape: Callable[[Any], tuple[int, ...]] = lambda layer: ()
-    """The shape of an input that a layer of this kind takes, for those that have not been given one yet."""
-    defect: Callable[[nn.Module], str | None] = lambda layer: None
-    """Why a layer cannot be used although it is of this kind."""
+    """False where such a layer is taken only if ``include`` names it."""
+    diagonal: Callable[[Any], Tensor] | None = None
+    """The diagonal of W, where W is a diagonal matrix."""
 
 
-def _without_bias(instance_dims: int) -> LinearPart:
-    """``Wx`` as the layer's output less its bias, which lies along the first dimension of an instance."""
-    return lambda layer, x, output: (x, without_bias(output, getattr(layer, "bias", None), instance_dims))
+def affine(dims: int, **options: Any) -> LayerKind:
+    """The row of a layer that computes ``Wx + b``, with b along the first dimension of an instance."""
 
+    def linear_part(layer: Any, x: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+        return x, without_bias(output, getattr(layer, "bias", None), dims)
 
-def _affine(instance_dims: int, **others: Any) -> LayerKind:
-    """The row of a layer that computes ``Wx + b``: the usual case."""
-    return LayerKind(lambda layer, x: instance_dims, _without_bias(instance_dims), form="affine", **others)
-
-
-def _transposed_convolution(instance_dims: int) -> LayerKind:
-    # Its weight is laid out as (inputs, outputs / groups, ...). It has several possible output sizes, and was told
-    # which of them to take.
-    return _affine(
-        instance_dims,
-        linear_map="TransposedConvolution",
-        units=1,
-        forward_arguments=convolutions.output_size,
-        input_shape=convolutions.enough_input,
-    )
+    return LayerKind(dims, linear_part, "affine", **options)
 
 
 def _normalisation(
-    instance_dims: Callable[[Any, Tensor], int],
-    normalised: Callable[[Any, Tensor], Tensor],
-    *,
-    diagonal: Callable[[Any, torch.dtype], Tensor] = lambda layer, dtype: layer.weight.detach().to(dtype),
-    per_channel: bool,
-    **others: Any,
+    dims: int | None, normalised: Callable[[Any, Tensor], Tensor], diagonal: Callable[[Any], Tensor], **options: Any
 ) -> LayerKind:
     """The row of a layer whose ``Wx`` is a diagonal matrix times what it makes of its input."""
 
-    def linear_part(layer: Any, x: Tensor, output: Tensor | None) -> tuple[Tensor, Tensor]:
-        x = normalised(layer, x)
-        scale = diagonal(layer, torch.promote_types(layer.weight.dtype, torch.float32))
-        return x, x * (along_channels(scale, x.dim() - 1) if per_channel else scale)
+    def linear_part(layer: Any, x: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+        x, scale = normalised(layer, x), diagonal(layer)
+        return x, x * (scale.view(-1, *[1] * (x.dim() - 2)) if dims is None else scale)
 
-    return LayerKind(
-        instance_dims,
-        linear_part,
-        needs_output=False,
-        linear_map="Diagonal",
-        units=None,
-        diagonal=diagonal,
-        **others,
-    )
+    return LayerKind(dims, linear_part, diagonal=diagonal, **options)
 
 
-def _batch_norm_diagonal(layer: Any, dtype: torch.dtype) -> Tensor:
-    """Of the running variance, which is a steadier estimate than the batch's."""
-    return batch_norm_diagonal(layer.weight.detach().to(dtype), layer.running_var.to(dtype), layer.eps)
+def _scale(layer: Any) -> Tensor:
+    weight: Tensor = layer.weight.detach()
+    return weight.to(torch.promote_types(weight.dtype, torch.float32))
 
 
-def _batch_norm_defect(layer: Any) -> str | None:
-    return "it keeps no running variance (track_running_stats=False)" if layer.running_var is None else None
+def batch_norm_diagonal(layer: Any) -> Tensor:
+    """``α / sqrt(running variance + ε)``: the running variance is a steadier estimate than the batch's."""
+    scale = _scale(layer)
+    return scale * torch.rsqrt(layer.running_var.to(scale.dtype) + layer.eps)
 
 
-def _channels_of_batch_norm(layer: Any) -> tuple[int, ...]:
-    extents = next((n for kind, n in ((nn.BatchNorm2d, 2), (nn.BatchNorm3d, 3)) if isinstance(layer, kind)), 0)
-    return (2, layer.num_features, *[2] * extents)
+_layer_norm = _normalisation(0, lambda m, x: F.layer_norm(x, m.normalized_shape, eps=m.eps), _scale, by_default=False)
+_rms_norm = _normalisation(0, lambda m, x: F.rms_norm(x, m.normalized_shape, eps=m.eps), _scale, by_default=False)
+_group_norm = _normalisation(None, lambda m, x: F.group_norm(x, m.num_groups, eps=m.eps), _scale, by_default=False)
 
-
-def _whole_sample(layer: nn.Module, x: Tensor) -> int:
-    return x.dim() - 1
-
-
-def _over_last_dimensions(normalised: Callable[[Any, Tensor], Tensor]) -> LayerKind:
-    """The row of a layer that divides each row of the last dimensions by its own size."""
-    return _normalisation(
-        lambda layer, x: len(layer.normalized_shape),
-        normalised,
-        per_channel=False,
-        input_shape=lambda layer: (2, *layer.normalized_shape),
-        divides_by_its_input=True,
-        by_default=False,
-    )
-
-
-# A type of an optional dependency is named by its path, so that nothing has to be imported for it.
+# A type of an optional dependency is named by its path, so that nothing is imported for it.
 KINDS: dict[type[nn.Module] | str, LayerKind] = {
-    nn.Linear: _affine(1, linear_map="Dense", input_shape=lambda layer: (2, layer.in_features)),
-    nn.Conv1d: _affine(2, linear_map="Convolution", input_shape=convolutions.enough_input),
-    nn.Conv2d: _affine(3, linear_map="Convolution", input_shape=convolutions.enough_input),
-    nn.Conv3d: _affine(4, linear_map="Convolution", input_shape=convolutions.enough_input),
-    nn.ConvTranspose1d: _transposed_convolution(2),
-    nn.ConvTranspose2d: _transposed_convolution(3),
-    nn.ConvTranspose3d: _transposed_convolution(4),
-    nn.modules.batchnorm._BatchNorm: _normalisation(
-        _whole_sample,
-        lambda layer, x: x,
-        diagonal=_batch_norm_diagonal,
-        per_channel=True,
-        defect=_batch_norm_defect,
-        form="batch_norm",
-        input_shape=_channels_of_batch_norm,
-    ),
-    nn.LayerNorm: _over_last_dimensions(lambda layer, x: F.layer_norm(x, layer.normalized_shape, eps=layer.eps)),
-    nn.RMSNorm: _over_last_dimensions(lambda layer, x: F.rms_norm(x, list(layer.normalized_shape), eps=layer.eps)),
-    nn.GroupNorm: _normalisation(
-        _whole_sample,
-        lambda layer, x: F.group_norm(x, layer.num_groups, eps=layer.eps),
-        per_channel=True,
-        input_shape=lambda layer: (2, layer.num_channels, 2, 2),
-        divides_by_its_input=True,
-        by_default=False,
-    ),
-    "transformers.pytorch_utils.Conv1D": _affine(
-        1, linear_map="TransposedDense", units=1, input_shape=lambda layer: (2, layer.weight.shape[0])
-    ),
+    nn.Linear: affine(1),
+    nn.Conv1d: affine(2),
+    nn.Conv2d: affine(3),
+    nn.Conv3d: affine(4),
+    nn.ConvTranspose1d: affine(2),
+    nn.ConvTranspose2d: affine(3),
+    nn.ConvTranspose3d: affine(4),
+    nn.modules.batchnorm._BatchNorm: _normalisation(None, lambda m, x: x, batch_norm_diagonal, form="batch_norm"),
+    nn.LayerNorm: _layer_norm,
+    nn.RMSNorm: _rms_norm,
+    nn.GroupNorm: _group_norm,
+    "transformers.pytorch_utils.Conv1D": affine(1),
+    "torch_geometric.nn.dense.linear.Linear": affine(1),
 }
 
-_CALLED_INSIDE = "its weights are used inside one fused operation, so no input and output of a linear part can be seen"
-REFUSED: dict[type[nn.Module] | str, str] = {
-    nn.MultiheadAttention: f"{_CALLED_INSIDE} (split_attention(model) makes four dense layers of it)",
-    nn.modules.linear.NonDynamicallyQuantizableLinear: _CALLED_INSIDE,
-    nn.RNNBase: _CALLED_INSIDE,
-    nn.RNNCellBase: _CALLED_INSIDE,
-    nn.Bilinear: "it is linear in each of two inputs and not in both",
+_ONE_OPERATION = "its weights are used inside one operation"
+UNSUPPORTED: dict[type[nn.Module], str] = {
+    nn.MultiheadAttention: f"{_ONE_OPERATION}: call split_attention(model) first",
+    nn.modules.linear.NonDynamicallyQuantizableLinear: _ONE_OPERATION,
+    nn.RNNBase: _ONE_OPERATION,
+    nn.RNNCellBase: _ONE_OPERATION,
+    nn.Bilinear: "it is linear in each of two inputs, not in both",
 }
-_REFUSED_PACKAGES = ("torch.ao.nn.quantized", "torch.ao.nn.quantizable", "bitsandbytes.nn", "torchao.quantization")
+_QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.quantizable", "bitsandbytes.nn", "torchao.quantization")
+_TABLES = ("embed", "pos", "codebook", "table", "token", "prompt")
+"""Parameters and modules named so hold rows that are looked up or added; they multiply nothing."""
 
 
 def register_layer(
     layer_type: type[nn.Module] | str,
-    instance_dims: int,
+    dims: int,
     linear_part: LinearPart | None = None,
     *,
     weight: str = "weight",
     by_default: bool = True,
 ) -> None:
-    """Teaches every constraint and report a layer type of your own.
+    """Teach every constraint and report a layer type of your own.
 
     Args:
-        layer_type: the class, or its qualified name where it is not to be imported.
-        instance_dims: how many trailing dimensions of its input make up one instance: 1 for a dense layer, 3 for a
+        layer_type: The class, or its qualified name.
+        dims: How many trailing dimensions of its input make up one instance: 1 for a dense layer, 3 for a
             two-dimensional convolution.
-        linear_part: ``linear_part(layer, input, output)`` returns the pair ``(x, Wx)``. Without one the layer computes
-            ``Wx + bias``, or ``Wx`` if it has no attribute ``bias``.
-        weight: the name of the parameter. Dividing it must divide ``Wx``.
-        by_default: whether constraints take such layers in without being told to by ``include``.
+        linear_part: ``linear_part(layer, input, output)`` returns ``(x, Wx)``. Without one the layer computes
+            ``Wx + bias``, or ``Wx`` if it has no ``bias``.
+        weight: The parameter's name. Dividing it must divide ``Wx``.
+        by_default: Whether such layers are taken without being named by ``include``.
 
     Examples:
         >>> class Scale(nn.Module):
@@ -211,226 +137,266 @@ def register_layer(
         ...         self.factor = nn.Parameter(torch.ones(3))
         ...     def forward(self, x):
         ...         return x * self.factor
-        >>> register_layer(Scale, instance_dims=1, weight="factor")
+        >>> register_layer(Scale, dims=1, weight="factor")
     """
     if not isinstance(layer_type, str) and not (isinstance(layer_type, type) and issubclass(layer_type, nn.Module)):
-        raise MaxGainError(f"layer_type must be a subclass of nn.Module or its qualified name, not {layer_type!r:.60}.")
-    instance_dims = check_count("instance_dims", instance_dims)
-    check_is("weight", weight, str, "the name of a parameter")
-    part = _without_bias(instance_dims)
-    if linear_part is not None:
-        part = _checked(check_callable("linear_part", linear_part), instance_dims)
-    KINDS[layer_type] = LayerKind(
-        lambda layer, x: instance_dims,
-        part,
-        weight=weight,
-        by_default=by_default,
-        output_is_part=linear_part is None,
-    )
+        raise UnsupportedLayerError(f"layer_type must be a subclass of nn.Module or its path, not {layer_type!r:.60}.")
+    options: dict[str, Any] = {"weight": weight, "by_default": by_default}
+    KINDS[layer_type] = affine(dims, **options) if linear_part is None else LayerKind(dims, linear_part, **options)
 
 
-def _checked(linear_part: LinearPart, instance_dims: int) -> LinearPart:
-    """A linear part of somebody's own that returns what it should, or says what it returned instead."""
-
-    def checked(layer: Any, x: Tensor, output: Any) -> tuple[Tensor, Tensor]:
-        pair: Any = linear_part(layer, x, output)
-        is_pair = isinstance(pair, tuple | list) and len(pair) == 2
-        if not is_pair or not all(isinstance(one, Tensor) and one.is_floating_point() for one in pair):
-            raise TypeError(f"linear_part must return the tensors x and Wx, not {type(pair).__name__}")
-        x, part = pair
-        if part.shape[: max(0, part.dim() - instance_dims)] != x.shape[: max(0, x.dim() - instance_dims)]:
-            raise TypeError(f"x of shape {tuple(x.shape)} and Wx of {tuple(part.shape)} count different instances")
-        return x, part
-
-    return checked
-
-
-@dataclass(frozen=True, slots=True)
-class FoundLayer:
-    """A layer of a model that can be measured."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """A layer of a model, or a block of rows of one."""
 
     name: str
     module: nn.Module
     kind: LayerKind
     own_forward: bool = False
-    """True where it computes something else than the type that its row is for: it has a forward of its own."""
+    """True where it has another forward than the type that its row is for."""
+    part: tuple[int, int] | None = None
+    """Which outputs of the layer these are, (first, count); None: all."""
 
     @property
-    def weight(self) -> nn.Parameter:
-        """Looked up each time: ``load_state_dict(assign=True)`` and sharding put another parameter in its place."""
-        weight: nn.Parameter = getattr(self.module, self.kind.weight)
-        return weight
+    def is_transposed(self) -> bool:
+        """Whether outputs are the second dimension of the weight: transposed convolutions, transformers' Conv1D."""
+        return bool(getattr(self.module, "transposed", False)) or type(self.module).__name__ == "Conv1D"
 
-    def scalar(self, value: float) -> Tensor:
-        """A number kept beside the weight, in float32 at least; on the host while the weight is on the meta device."""
-        weight = self.weight
-        wide = torch.promote_types(weight.dtype, torch.float32)
-        return torch.full((), value, dtype=wide, device="cpu" if weight.is_meta else weight.device)
+    @property
+    def parameter(self) -> Any:
+        """The parameter, looked up now: loading, sharding and pruning put another one in its place."""
+        return self.module._parameters.get(self.kind.weight)
 
-    def instance_dims(self, x: Tensor, instance: Instance = "auto") -> int:
-        """How many trailing dimensions of an input make up one instance, or a whole sample if that is asked for."""
-        dims = self.kind.instance_dims(self.module, x)
-        return max(dims, x.dim() - 1) if instance == "sample" else dims
+    @property
+    def weight(self) -> Tensor:
+        """The weight in use, computed or not; of a part, its rows."""
+        return self.rows_of(getattr(self.module, self.kind.weight))
+
+    def rows_of(self, weight: Tensor) -> Tensor:
+        """The layer's own outputs in a weight of the whole module."""
+        if self.part is None:
+            return weight
+        return weight.narrow(1 if self.is_transposed else 0, *self.part)
+
+    def instance_dims(self, x: Tensor, instance: str = "auto") -> int:
+        """How many trailing dimensions of this input make up one instance; with 'sample', all but the first."""
+        dims = self.parameter.dim() if self.kind.dims == 0 else self.kind.dims
+        return x.dim() - 1 if dims is None or (instance == "sample" and x.dim() > dims) else dims
+
+    def linear_part(self, x: Tensor, output: Any) -> tuple[Tensor, Tensor]:
+        """``(x, Wx)`` of a call of the module."""
+        x, z = self.kind.linear_part(self.module, x, output)
+        return x, z if self.part is None else z.narrow(-(self.kind.dims or 1), *self.part)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The layers of a model to work on, and why others are not among them."""
+
+    layers: list[Layer]
+    skipped: dict[str, str]
 
 
 def find_layers(
-    model: nn.Module,
-    include: str | Iterable[str] | None = None,
-    exclude: str | Iterable[str] = (),
+    model: nn.Module | Iterable[nn.Module],
+    include: Globs | None = None,
+    exclude: Globs = (),
     *,
+    parts: Mapping[str, Iterable[str]] | None = None,
     rescale: bool = True,
-) -> list[FoundLayer]:
-    """The layers of a model to work on, in the order of their registration.
+) -> Found:
+    """Find the layers to measure or, with ``rescale``, to bound, in the order of their registration.
 
-    ``include`` and ``exclude`` are globs over dotted names; without ``include`` every layer whose kind is on by
-    default is taken. A layer that cannot be measured (or, with ``rescale``, whose weight cannot be scaled in place)
-    is refused by name, never skipped.
+    Without ``include`` every layer is taken whose kind is on by default. A layer that cannot be used is skipped, with
+    the reason. ``parts`` maps globs to the names of equal blocks of a layer's outputs.
     """
-    check_model(model)
-    included, excluded = None if include is None else check_globs(include), check_globs(exclude)
-    unused = {*(included or ()), *excluded}
-    found: list[FoundLayer] = []
-    refused: list[tuple[str, nn.Module, str]] = []
-    known: list[str] = []
-    inside_refused: tuple[str, ...] = ()
-    for path, module in model.named_modules():
-        # torch.compile adds a step to the names of what it wraps.
-        name = ".".join(step for step in path.split(".") if step != "_orig_mod")
-        kind, own_forward, reason = _look_up(module, rescale=rescale)
-        if kind is None and reason is None:
-            # What is no layer of a known kind can be excluded too, so that nobody is warned about it.
-            held = [f"{name}.{one}".lstrip(".") for one, _ in module.named_parameters(recurse=False)]
-            own = [name, *held] if held else []
-            unused -= {glob for glob in unused & set(excluded) if any(matches(one, glob) for one in own)}
+    if not isinstance(parts, Mapping | None):
+        raise PatternError(f'parts must map globs to names, such as {{"*.qkv": ("q", "k", "v")}}, not {parts!r:.60}.')
+    included, excluded, parts = None if include is None else as_globs(include), as_globs(exclude), dict(parts or {})
+    unused = {*(included or ()), *excluded, *parts}
+    found, known = Found([], {}), list[str]()
+    inside: tuple[str, ...] = ()  # the modules below one that is skipped are skipped with it
+    for name, module in named_modules(model):
+        kind, own_forward, reason = look_up(module, rescale=rescale)
+        is_layer = kind is not None or reason is not None
+        parts_of_it = ("bias", "weight" if kind is None else kind.weight) if is_layer else ()
+        own = [f"{name}.{one}".lstrip(".") for one in module._parameters if one not in parts_of_it]
+        names = [name, *own] if is_layer or own else []  # a container is no layer: 'block.*' names what is in it
+        unused -= {glob for glob in unused if any(matches(one, glob) for one in names)}
+        if not is_layer or name.startswith(inside):
             continue
         known.append(name)
-        unused -= {glob for glob in unused if matches(name, glob)}
-        if name.startswith(inside_refused):
+        inside += (f"{name}.",) if reason else ()
+        is_default = kind is None or kind.by_default
+        if not (is_default if included is None else _any(name, included)) or _any(name, excluded):
             continue
-        is_excluded = any(matches(name, glob) for glob in excluded)
-        is_by_default = included is None and (kind is None or kind.by_default)
-        is_wanted = is_by_default or any(matches(name, glob) for glob in included or ())
-        if reason is not None and (is_excluded or is_wanted):
-            inside_refused += (f"{name}.",)
-        if is_excluded or not is_wanted:
+        if kind is None or reason is not None:
+            found.skipped[name] = str(reason)
             continue
-        if reason is not None:
-            refused.append((name, module, reason))
-        elif kind is not None:
-            found.append(FoundLayer(name, module, kind, own_forward))
-    if refused:
-        raise UnsupportedLayerError(refusals(refused, "constrained" if rescale else "measured"))
+        blocks = next((blocks for glob, blocks in parts.items() if matches(name, glob)), ())
+        found.layers.extend(_split(Layer(name, module, kind, own_forward), blocks))
     if unused:
-        names = ", ".join(map(repr, known[:8]))
-        raise PatternError(
-            f"the pattern {sorted(unused)[0]!r} matches no layer; the layers are {names or 'none'}"
-            f"{', ...' if len(known) > 8 else ''}."
-        )
-    if not found:
-        raise NothingToConstrainError(
-            f"{type(model).__name__} has no layer to work on"
-            f"{' that include and exclude leave' if include is not None or exclude else ''}: "
-            "dense, convolutional and batch-norm layers are known, and register_layer() adds a type of your own."
-        )
+        listed = ", ".join(map(repr, known[:8])) + (", ..." if len(known) > 8 else "")
+        glob = sorted(unused)[0]
+        hint = f" Write '{glob}.*' for those within." if any(matches(name, f"{glob}.*") for name in known) else ""
+        raise PatternError(f"the pattern {glob!r} matches no layer; the layers are {listed or 'none'}.{hint}")
     return found
 
 
-def refusal(layer: FoundLayer, verb: str, reason: str) -> str:
-    """What to say of a layer that turned out to be unusable."""
-    return refusals([(layer.name, layer.module, reason)], verb)
+def named_modules(model: nn.Module | Iterable[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Every module once, by its dotted name; several models are numbered."""
+    models: list[Any] = [model] if isinstance(model, nn.Module) else list(model) if isinstance(model, Iterable) else []
+    if not models or not all(isinstance(one, nn.Module) for one in models):
+        said = "a class" if isinstance(model, type) else type(model).__name__
+        raise UnsupportedLayerError(f"the model must be an nn.Module or a list with some, not {said}.")
+    seen: set[nn.Module] = set()
+    for number, one in enumerate(models):
+        for path, module in one.named_modules(seen, "" if len(models) == 1 else str(number)):
+            # Compiling, distributing and sharding add steps to the names of what they wrap.
+            yield ".".join(step for step in path.split(".") if step != "_orig_mod"), module
 
 
-def refusals(refused: list[tuple[str, nn.Module, str]], verb: str) -> str:
-    """What to say of the layers that cannot be used, all of them at once."""
-    (name, module, reason), *others = refused
-    if not name:
-        return f"the model itself ({type(module).__name__}) cannot be {verb}: {reason}."
-    said = f"layer {name!r} ({type(module).__name__}) cannot be {verb}: {reason}."
-    if not others:
-        return f"{said} Leave it out with exclude={name!r}."
-    names = [name for name, _, _ in refused]
-    return f"{said} Neither can {', '.join(map(repr, names[1:]))}. Leave them out with exclude={names!r}."
+def expect_some(found: Found, model: Any) -> None:
+    """Raise where there is nothing to work on."""
+    if not found.layers:
+        first = {reason: name or ITSELF for name, reason in reversed(found.skipped.items())}
+        why = "; ".join(f"{name}: {reason}" for reason, name in first.items())
+        raise NothingToConstrainError(
+            f"{type(model).__name__} has no layer to work on{f' ({why})' if why else ''}. Known are dense, "
+            "convolutional and batch-norm layers; register_layer() adds a type; include and exclude choose."
+        )
 
 
-def check_globs(patterns: Any) -> tuple[str, ...]:
-    """The globs in one text or several; none for None."""
-    if patterns is None or isinstance(patterns, str):
-        return () if patterns is None else (patterns,)
-    # An array has ideas of its own about what is equal and what can be iterated over.
-    several = tuple(patterns) if isinstance(patterns, Iterable) and not hasattr(patterns, "shape") else (None,)
-    if not all(isinstance(glob, str) for glob in several):
-        raise PatternError(f"include and exclude take a glob over dotted layer names or several, not {patterns!r:.60}.")
-    return several
-
-
-def matches(name: str, glob: str) -> bool:
-    """Whether a glob takes in a layer's dotted name."""
-    if not isinstance(glob, str):
-        raise PatternError(f"a pattern is a glob over dotted layer names, such as 'features.*', and not {glob!r}.")
-    return name == glob or fnmatchcase(name, glob)  # a name may have brackets in it
-
-
-def check_model(model: nn.Module) -> None:
-    """Refuses what is not a model."""
-    if not isinstance(model, nn.Module):
-        given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-        raise UnsupportedLayerError(f"the model must be a torch.nn.Module, not {given}.")
-
-
-def kind_of(module: nn.Module) -> LayerKind | None:
-    """The row of a module's type; None where there is none."""
-    return _look_up(module, rescale=False)[0]
-
-
-def _look_up(module: nn.Module, *, rescale: bool) -> tuple[LayerKind | None, bool, str | None]:
-    """The layer's row, whether it has a forward that the row's type does not have, and why it cannot be used, if so."""
+def look_up(module: nn.Module, *, rescale: bool = True) -> tuple[LayerKind | None, bool, str | None]:
+    """Return a module's row, whether it has another forward than the row's type, and why it cannot be used, if so."""
     cls: Any
+    # What holds nothing, such as a quantisable addition, has nothing quantised in it.
+    if any(cls.__module__.startswith(_QUANTISED) for cls in type(module).__mro__) and module.state_dict():
+        return None, False, "its weight is quantised"
     for cls in type(module).__mro__:
-        path = f"{cls.__module__}.{cls.__qualname__}"
-        # What holds nothing (a quantisable addition, say) has nothing quantised in it.
-        if cls.__module__.startswith(_REFUSED_PACKAGES) and module.state_dict():
-            return None, False, "its weight is quantised"
-        for key in (cls, path):
-            if key in REFUSED and key not in KINDS:  # or somebody has registered it all the same
-                return None, False, REFUSED[key]
-            if key in KINDS:
-                known = (cls.forward, nn.SyncBatchNorm.forward)  # which is its row's, on many devices
-                inner = [getattr(one, "_conv_forward", None) for one in (type(module), cls)]  # a convolution's calls it
-                own_forward = type(module).forward not in known or inner[0] is not inner[1]
-                own_forward |= not {"forward", "_conv_forward"}.isdisjoint(vars(module))
-                return KINDS[key], own_forward, defect(module, KINDS[key], rescale=rescale)
+        kind = KINDS.get(cls) or KINDS.get(f"{cls.__module__}.{cls.__qualname__}")
+        if kind is None and cls in UNSUPPORTED:
+            return None, False, UNSUPPORTED[cls]
+        if kind is not None:
+            if module._parameters.get(kind.weight, module) is None:
+                return None, False, None  # no affine transform: nothing to bound
+            is_inner = getattr(type(module), "_conv_forward", None) is getattr(cls, "_conv_forward", None)
+            is_plain = is_inner and type(module).forward in (cls.forward, nn.SyncBatchNorm.forward)
+            return kind, not is_plain or "forward" in vars(module), _defect(module, kind, rescale)
     return None, False, None
 
 
-def defect(module: nn.Module, kind: LayerKind, *, rescale: bool = True) -> str | None:
-    """Why a layer of a known kind cannot be used all the same, or no longer: it may have been changed since."""
-    weight = getattr(module, kind.weight, None)
+def _defect(module: nn.Module, kind: LayerKind, rescale: bool) -> str | None:
+    """Say why a layer of a known kind cannot be used all the same. Reads no computed weight, which might change it."""
+    weight: Any = module._parameters.get(kind.weight)
+    if kind.form == "batch_norm" and getattr(module, "running_var", None) is None:
+        return "it keeps no running variance (track_running_stats=False)"
     if weight is None:
-        return "it has no weight to scale (affine=False)" if kind.weight == "weight" else f"it has no {kind.weight!r}"
+        is_measurable = not rescale and kind.diagonal is None
+        return None if is_measurable else f"its {kind.weight!r} is computed (a parametrisation, pruning, weight norm)"
     if is_lazy(weight):
-        return "its size is not known before a first batch has gone through the model; run one first"
-    if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.layout != torch.strided:
+        return "its size is unknown before a first batch: run one, then make the constraint"
+    if not weight.is_floating_point() or weight.element_size() < 2 or weight.layout != torch.strided:
         return "its weight is quantised, sparse or complex"
-    if weight.element_size() < 2:
-        return f"its weight is quantised to {weight.dtype}, in which nothing can be computed"
-    if weight.dim() > 1 and not weight.numel():  # a vector may be a rank's share of a weight, FSDP1's
-        return "its weight has no entries"
-    if rescale and kind.weight not in module._parameters:
-        return _why_not_a_parameter(module, kind.weight)
-    return kind.defect(module)
+    return None
 
 
-def _why_not_a_parameter(module: nn.Module, name: str) -> str:
-    """Why a weight cannot be divided in place."""
-    if name in getattr(module, "parametrizations", ()):
-        by = "a parametrisation"
-    elif f"{name}_orig" in module._parameters:
-        by = "pruning or spectral norm"
-    elif f"{name}_g" in module._parameters:
-        by = "weight norm"
-    else:
-        return (
-            f"its {name!r} is no parameter of its own: something sets it before each forward, such as "
-            "FullyShardedDataParallel with use_orig_params=False (use fully_shard, or use_orig_params=True)"
+def uncovered(model: Any, layers: Iterable[Layer], skipped: Iterable[str], exclude: Globs) -> tuple[float, list[str]]:
+    """Return the share of the trained matrices' entries without a bound, and the names of those of unknown types."""
+    covered, excluded, skipped = {id(layer.parameter) for layer in layers}, as_globs(exclude), tuple(skipped)
+    total, without, unknown = 0, 0, dict[str, int]()
+    for path, module in named_modules(model):
+        kind, _, _ = look_up(module)
+        is_table = any(word in type(module).__name__.lower() for word in _TABLES)
+        if is_table or (kind is not None and not kind.by_default):
+            continue
+        for own, parameter in module._parameters.items():
+            name = f"{path}.{own}".lstrip(".")
+            if parameter is None or is_lazy(parameter) or not parameter.requires_grad or parameter.dim() < 2:
+                continue
+            if any(word in own.lower() for word in _TABLES):
+                continue
+            total += parameter.numel()
+            steps = name.split(".")
+            ancestors = [".".join(steps[:count]) for count in range(1, 1 + len(steps))]
+            if id(parameter) in covered or any(_any(one, excluded) for one in ancestors):
+                continue
+            without += parameter.numel()
+            if not any(name == one or name.startswith(f"{one}.") for one in skipped):
+                unknown[name] = parameter.numel()
+    return without / max(1, total), sorted(unknown, key=lambda name: -unknown[name])
+
+
+def resolve_bounds(bound: Bound, names: list[str], what: str, skipped: Iterable[str] = ()) -> list[float]:
+    """Return every layer's bound: one number for all, or that of the first glob of a mapping that matches.
+
+    A glob may match layers that were skipped alone.
+    """
+    if not isinstance(bound, Mapping):
+        return [_checked_bound(bound, what)] * len(names)
+    for glob, value in bound.items():
+        if not isinstance(glob, str):
+            raise PatternError(f"{what} maps globs over layer names, such as '0' or 'features.*', not {glob!r:.40}.")
+        _checked_bound(value, f"{what}[{glob!r}]")
+        if not any(matches(name, glob) for name in (*names, *skipped)):
+            known = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
+            raise PatternError(f"the pattern {glob!r} of {what} matches no layer; the layers are {known}.")
+    bounds = []
+    for name in names:
+        matching = [float(value) for glob, value in bound.items() if matches(name, glob)]
+        if not matching:
+            raise BoundError(f"{what} has no pattern for layer {name!r}: add '*': float('inf') to leave others free.")
+        bounds.append(matching[0])
+    return bounds
+
+
+def matches(name: str, glob: str) -> bool:
+    """Whether a glob takes in a dotted name."""
+    return fnmatchcase(name, glob) or fnmatchcase(name, glob.replace("[", "[[]"))  # a part's name has brackets in it
+
+
+def _checked_bound(bound: Any, what: str) -> float:
+    is_number = isinstance(bound, Real) and not isinstance(bound, bool)
+    if not is_number or not bound >= torch.finfo(torch.float32).tiny:
+        said = f"{bound!r:.40}" if isinstance(bound, Real | str | None) else type(bound).__name__
+        raise BoundError(f"{what} must be a positive number (inf measures without a bound), not {said}.")
+    return float(bound)
+
+
+def as_globs(globs: Globs | None) -> tuple[str, ...]:
+    """Return one glob or several as a tuple."""
+    if globs is None:
+        return ()
+    several: tuple[Any, ...] = tuple(globs) if isinstance(globs, Iterable) and not isinstance(globs, str) else (globs,)
+    if not all(isinstance(glob, str) for glob in several):
+        raise PatternError(f"include and exclude take globs over layer names, such as 'features.*', not {globs!r:.60}.")
+    return several
+
+
+def _any(name: str, globs: Iterable[str]) -> bool:
+    return any(matches(name, glob) for glob in globs)
+
+
+def _split(layer: Layer, blocks: Iterable[str]) -> list[Layer]:
+    """The equal blocks of a layer's outputs, by their names; the layer itself without names."""
+    names = list(blocks) if isinstance(blocks, Iterable) else [blocks]
+    if not names:
+        return [layer]
+    if not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
+        raise PatternError(
+            f"the parts of layer {layer.name!r} need a name each, such as ('q', 'k', 'v'), not {blocks!r:.60}."
         )
-    return f"its {name!r} is not a parameter but computed from others ({by}), so it cannot be scaled in place"
+    is_grouped = layer.is_transposed and getattr(layer.module, "groups", 1) > 1
+    if is_grouped or layer.kind.form != "affine":
+        raise PatternError(
+            f"layer {layer.name!r} ({type(layer.module).__name__}) has no parts: dense layers and convolutions do, "
+            "unless transposed and grouped."
+        )
+    outputs = layer.parameter.shape[1 if layer.is_transposed else 0]
+    size, rest = divmod(outputs, len(names))
+    if rest:
+        raise PatternError(f"layer {layer.name!r} has {outputs} outputs, which do not divide into {len(names)} parts.")
+    return [
+        Layer(f"{layer.name}[{part}]", layer.module, layer.kind, layer.own_forward, (i * size, size))
+        for i, part in enumerate(names)
+    ]

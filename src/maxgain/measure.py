@@ -1,33 +1,32 @@
-"""Every instance's gain in every layer, over a data set: as quantiles, a table, a box plot, JSON."""
+"""Every instance's gain in every layer, over a data set: as numbers, quantiles, a table and a box plot."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .errors import MaxGainError, MeasurementWarning
-from .functional import check_choice, check_p
-from .layers import ITSELF, FoundLayer, Instance, find_layers
-from .observe import Hook, layer_gains
-from .proof import Proof, expect_parts_to_show
-from .strict_json import number, report
-from .text import Tabular, extra
+from . import _torch
+from .checks import homogeneity_error, warn
+from .distributed import full, gathered_parameters
+from .errors import MaxGainError, MissingExtraError
+from .functional import gain
+from .gain import check_p
+from .layers import ITSELF, Globs, Layer, expect_some, find_layers
+from .text import Row, Tabular
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-QUANTILES = {"min": 0.0, "lower_quartile": 0.25, "median": 0.5, "upper_quartile": 0.75, "max": 1.0}
+QUANTILES = {"min": 0.0, "lower quartile": 0.25, "median": 0.5, "upper quartile": 0.75, "max": 1.0}
 Quantiles = tuple[float, float, float, float, float]
 
 
@@ -42,46 +41,49 @@ class GainReport(Tabular):
     """Every instance's gain, by layer."""
     p: float
     dropped: dict[str, int]
-    """How many instances of a layer had a gain that is not finite, and are not among the above."""
+    """How many instances of a layer had a gain that is not finite; they are not among the above."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """The layers that were not measured, and why."""
 
     def quantiles(self) -> dict[str, Quantiles]:
-        """Minimum, lower quartile, median, upper quartile and maximum of every layer."""
+        """Return minimum, lower quartile, median, upper quartile and maximum of every layer."""
         return {name: _quantiles(values) for name, values in self.gains.items()}
+
+    def boxplot(self, ax: Axes | None = None, *, bound: float | Mapping[str, float] | None = None) -> Figure:
+        """Draw one box per layer, whiskers from minimum to maximum, as in the paper's Figures 1 and 2."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise MissingExtraError("boxplot() needs matplotlib: pip install matplotlib.") from error
+        if ax is None:
+            ax = Figure(figsize=(max(4.0, 1.5 + 0.4 * len(self.gains)), 4), layout="constrained").subplots()
+        keys = ("whislo", "q1", "med", "q3", "whishi")
+        boxes = [dict(zip(keys, row, strict=True)) for row in self.quantiles().values()]
+        blue = {"color": "#1f4e79"}
+        ax.bxp(boxes, showfliers=False, patch_artist=True, boxprops={"facecolor": "#9ec5e8", "edgecolor": "#1f4e79"},
+               medianprops={"color": "#b5371f"}, whiskerprops=blue, capprops=blue)  # fmt: skip
+        if bound is not None:
+            heights = [bound[name] if isinstance(bound, Mapping) else bound for name in self.gains]
+            ends = [place + end for place in range(1, len(boxes) + 1) for end in (-0.5, 0.5)]
+            ax.plot(ends, np.repeat(heights, 2), color="#444444", linestyle="--", linewidth=1)
+        names = [(name or ITSELF).replace("$", r"\$") for name in self.gains]  # matplotlib reads $ as a formula
+        ax.set_xticks(range(1, len(boxes) + 1), names, rotation=60, ha="right", fontsize="small")
+        ax.set_ylabel("gain")
+        ax.set_ylim(bottom=0)
+        return ax.get_figure(root=True)  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         return f"<GainReport of {len(self.gains)} layers, p = {self.p:g}>"
 
-    @property
-    def _title(self) -> str:
-        return f"gain by layer, p = {self.p:g}"
-
-    @property
-    def _caption(self) -> str:
-        lost = ", ".join(f"{count} in {name or ITSELF}" for name, count in self.dropped.items() if count)
-        return f"left out, because their gain is not finite: {lost}." if lost else ""
-
-    def _cells(self) -> tuple[list[str], list[list[str]]]:
+    def _table(self) -> tuple[str, Row, Sequence[Row], str]:
+        lost = [f"{count} in {name or ITSELF}" for name, count in self.dropped.items() if count]
+        notes = [f"gains that are not finite, left out: {', '.join(lost)}."] if lost else []
+        notes += [f"{name or ITSELF} not measured: {why}." for name, why in self.skipped.items()]
         rows = [
             [name or ITSELF, str(len(self.gains[name])), *(f"{value:.4g}" for value in row)]
             for name, row in self.quantiles().items()
         ]
-        return ["layer", "instances", *(name.replace("_", " ") for name in QUANTILES)], rows
-
-    def boxplot(self, ax: Axes | None = None, *, bound: float | Mapping[str, float] | None = None) -> Figure:
-        """One box per layer, whiskers from minimum to maximum, as in the paper's Figures 1 and 2."""
-        with extra("matplotlib"):
-            from matplotlib.figure import Figure
-        if ax is None:
-            ax = Figure(figsize=(max(4.0, 1.5 + 0.4 * len(self.gains)), 4), layout="constrained").subplots()
-        return draw_boxes(ax, self.quantiles(), bound)
-
-    def to_json(self, path: str | Path | None = None) -> str:
-        """The quantiles as JSON text, which is also written to ``path`` if one is given."""
-        layers = {
-            name: {"instances": len(self.gains[name]), "dropped": self.dropped[name], **_named(row)}
-            for name, row in self.quantiles().items()
-        }
-        return report({"p": number(self.p), "layers": layers}, path)
+        return f"gain by layer, p = {self.p:g}", ["layer", "instances", *QUANTILES], rows, " ".join(notes)
 
 
 @torch.no_grad()
@@ -90,56 +92,59 @@ def measure_gains(
     batches: Iterable[Any],
     p: float = 2.0,
     *,
-    instance: Instance = "auto",
-    include: str | Iterable[str] | None = None,
-    exclude: str | Iterable[str] = (),
+    instance: Literal["auto", "sample"] = "auto",
+    include: Globs | None = None,
+    exclude: Globs = (),
 ) -> GainReport:
-    """Runs the batches through the model in evaluation mode and takes the gain of every instance in every layer.
+    """Run the batches through the model in eval mode, and return the gain of every instance in every layer.
 
     Args:
-        model: any module, constrained or not; its modes and hooks are afterwards as they were.
-        batches: tensors, tuples or lists whose first item is the input, or dictionaries of keyword inputs.
-        p: the norm, from 1 to ``inf``.
-        instance: what one x is, as in ``MaxGain``.
-        include: globs over dotted names: only these layers.
-        exclude: globs over dotted names: not these layers.
+        model: Any module, constrained or not; its modes and hooks are afterwards as they were.
+        batches: Tensors, tuples or lists whose first item is the input, or dictionaries of keyword inputs.
+        p: The norm, from 1 to ``inf``.
+        instance: What counts as one input x, as in ``MaxGain``.
+        include: Globs over layer names: only these layers.
+        exclude: Globs over layer names: not these layers.
 
     Examples:
         >>> report = measure_gains(nn.Linear(4, 2), [torch.randn(8, 4), torch.randn(8, 4)])
         >>> len(report.gains[""])
         16
     """
-    check_p(p)
-    check_choice("instance", instance, get_args(Instance))
-    batches = several(batches)
-    layers = find_layers(model, include, exclude, rescale=False)
-    seen: dict[str, list[Tensor]] = {layer.name: [] for layer in layers}
+    p = check_p(p)
+    if instance not in ("auto", "sample"):
+        raise MaxGainError(f"instance must be 'auto' or 'sample', not {instance!r:.40}.")
+    found = find_layers(model, include, exclude, rescale=False)
+    expect_some(found, model)
+    seen: dict[str, list[Tensor]] = {layer.name: [] for layer in found.layers}
+    skipped = dict(found.skipped)
 
-    def observe(layer: FoundLayer, x: Tensor, output: Tensor) -> None:
-        seen[layer.name].append(layer_gains(layer, x, output, p, instance).flatten())
+    def observe(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if layer.name in skipped:
+            return
+        is_tried = not layer.own_forward or seen[layer.name]
+        try:
+            if reason := None if is_tried else homogeneity_error(layer, args, kwargs):
+                skipped[layer.name] = reason
+            elif (x := first_input(args, kwargs)).numel():
+                x, z = layer.linear_part(full(x), full(output) if isinstance(output, Tensor) else output)
+                seen[layer.name].append(gain(z, x, p, layer.instance_dims(x, instance)).flatten())
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # what a layer is given and returns is up to its model
+            skipped[layer.name] = f"its call cannot be measured ({type(error).__name__}: {error})"
 
-    proofs = {layer.name: Proof(layer, instance) for layer in layers if layer.own_forward}
-    with evaluating(model), watching(layers, observe, instance, proofs):
-        device = layers[0].weight.device
-        for number, batch in enumerate(batches):
-            call(model, batch, device, f"batch {number}")
-            if number == 0:
-                expect_parts_to_show(proofs.values())
-    silent = [name for name, parts in seen.items() if not sum(map(len, parts))]
-    if len(silent) == len(layers):
-        raise MaxGainError("no gain was measured: there was no batch, or the model ran none of its layers.")
-    if silent:
-        warnings.warn(
-            f"not in the report, for no batch went through them: {', '.join(map(repr, silent))}.",
-            MeasurementWarning,
-            stacklevel=2,
-        )
-    return _report({name: torch.cat(parts).cpu().numpy() for name, parts in seen.items() if name not in silent}, p)
-
-
-def _report(gains: Mapping[str, np.ndarray], p: float) -> GainReport:
-    kept = {name: values[np.isfinite(values)] for name, values in gains.items()}
-    return GainReport(kept, p, {name: len(gains[name]) - len(kept[name]) for name in gains})
+    with evaluating(model), observing(found.layers, observe):
+        for batch in several(batches):
+            call(model, batch, found.layers[0].weight.device)
+    gains = {name: torch.cat(parts).cpu().numpy() for name, parts in seen.items() if parts}
+    if not gains:
+        why = "".join(f" {name or ITSELF}: {reason}." for name, reason in list(skipped.items())[:3])
+        raise MaxGainError(f"no gain was measured: there was no batch, or the model ran none of its layers.{why}")
+    if silent := [name for name in seen if name not in gains and name not in skipped]:
+        warn(f"layers {', '.join(map(repr, silent))} are not in the report: no batch went through them.")
+    finite = {name: values[np.isfinite(values)] for name, values in gains.items()}
+    return GainReport(finite, p, {name: len(gains[name]) - len(finite[name]) for name in gains}, skipped)
 
 
 def _quantiles(values: np.ndarray) -> Quantiles:
@@ -149,42 +154,9 @@ def _quantiles(values: np.ndarray) -> Quantiles:
     return low, lower, middle, upper, high
 
 
-def _named(row: Quantiles) -> dict[str, float | str | None]:
-    return {name: number(value) for name, value in zip(QUANTILES, row, strict=True)}
-
-
-def draw_boxes(
-    ax: Axes, quantiles: Mapping[str, Quantiles], bound: float | Mapping[str, float] | None = None
-) -> Figure:
-    """Draws one box per layer from its five quantiles, and the bound if there is one."""
-    keys = ("whislo", "q1", "med", "q3", "whishi")
-    boxes = [dict(zip(keys, row, strict=True)) for row in quantiles.values()]
-    ax.bxp(
-        boxes,
-        showfliers=False,
-        patch_artist=True,
-        boxprops={"facecolor": "#9ec5e8", "edgecolor": "#1f4e79"},
-        medianprops={"color": "#b5371f", "linewidth": 1.4},
-        whiskerprops={"color": "#1f4e79"},
-        capprops={"color": "#1f4e79"},
-    )
-    if bound is not None:
-        bounds = bound if isinstance(bound, Mapping) else dict.fromkeys(quantiles, bound)
-        ends = [position + end for position in range(1, len(boxes) + 1) for end in (-0.5, 0.5)]
-        heights = [bounds[name] for name in quantiles for _ in range(2)]
-        ax.plot(ends, heights, color="#444444", linestyle="--", linewidth=1)
-    names = [name.replace("$", r"\$") for name in quantiles]  # or matplotlib reads it as a formula
-    ax.set_xticks(range(1, len(boxes) + 1), names, rotation=60, ha="right", fontsize="small")
-    ax.set_ylabel("gain")
-    ax.set_ylim(bottom=0)
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    return figure
-
-
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; afterwards every module is in the mode that it was in."""
+    """Put the model in eval mode; afterwards every module is in the mode that it was in."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -194,71 +166,41 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-@dataclass
-class Telling:
-    """Calls a function with whatever goes through a layer."""
-
-    observe: Callable[[FoundLayer, Tensor, Tensor], None]
-
-    def see(self, layer: FoundLayer, x: Tensor, output: Tensor) -> None:
-        """After each forward of the layer."""
-        self.observe(layer, x, output)
-
-
 @contextmanager
-def watching(
-    layers: Iterable[FoundLayer],
-    observe: Callable[[FoundLayer, Tensor, Tensor], None],
-    instance: Instance = "auto",
-    proofs: Mapping[str, Proof] | None = None,
-) -> Iterator[None]:
-    """Within this context ``observe(layer, input, output)`` is called whenever one of the layers runs.
+def observing(layers: Iterable[Layer], observe: Callable[..., None]) -> Iterator[None]:
+    """Call ``observe(layer, args, kwargs, output)`` whenever one of the layers runs."""
 
-    The proofs of some are told how these are called.
-    """
-    notes = {name: proof.note for name, proof in (proofs or {}).items()}
+    def run(layer: Layer, module: nn.Module, *call: Any) -> None:
+        with gathered_parameters(module):
+            observe(layer, *call)
+
+    # Compiled parts of a model were compiled without these hooks. What was never imported has compiled nothing.
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     with ExitStack() as stack:
+        stack.enter_context(eager)
         for layer in layers:
-            stack.callback(Hook(layer, Telling(observe), notes.get(layer.name), instance).remove)
+            handle = layer.module.register_forward_hook(partial(run, layer), with_kwargs=True)
+            _torch.put_first(layer.module._forward_hooks, handle.id)
+            stack.callback(handle.remove)
         yield
 
 
+def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the input of a call."""
+    return args[0] if args else kwargs.get("input", next(iter(kwargs.values()), None))
+
+
 def several(batches: Iterable[Any]) -> Iterable[Any]:
-    """The batches, unless it is one that would be taken for many."""
-    if isinstance(batches, Tensor | np.ndarray | Mapping | str | bytes):
-        raise MaxGainError("batches must be several: put a single one into a list, as in [batch].")
-    if not isinstance(batches, Iterable):
-        raise MaxGainError(f"batches must be an iterable of batches, such as a list or a DataLoader, not {batches!r}.")
+    """Return the batches, unless it is one that would be taken for many."""
+    if isinstance(batches, Tensor | np.ndarray | Mapping | str) or not isinstance(batches, Iterable):
+        raise MaxGainError(f"batches must be several, such as [batch] or a DataLoader, not {type(batches).__name__}.")
     return batches
 
 
-def call(model: nn.Module, batch: Any, device: torch.device, what: str = "the batch") -> Any:
-    """Puts a batch through a model, wherever it lies; through a compiled one's original, whose hooks are seen."""
-    model = getattr(model, "_orig_mod", model)
+def call(model: nn.Module, batch: Any, device: torch.device) -> Any:
+    """Put a batch through a model, on the model's device."""
     if isinstance(batch, tuple | list):
-        if not batch:
-            raise MaxGainError(f"{what} is empty: a tuple or list must have the input as its first item.")
         batch = batch[0]
-    try:
-        if isinstance(batch, Mapping):
-            return model(**{key: _moved(value, device) for key, value in batch.items()})
-        return model(_moved(batch, device))
-    except (MaxGainError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # a forward is arbitrary code, and may raise anything when it is given the wrong input
-        said = str(error).strip().partition("\n")[0].removesuffix(".")
-        raise MaxGainError(
-            f"{type(model).__name__} cannot be run on {what} ({_described(batch)}): {type(error).__name__}: {said}."
-        ) from error
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, Tensor) else value
-
-
-def _described(batch: Any) -> str:
     if isinstance(batch, Mapping):
-        return ", ".join(f"{key}: {_described(value)}" for key, value in batch.items())
-    if isinstance(batch, Tensor):
-        return f"{str(batch.dtype).removeprefix('torch.')} of shape {tuple(batch.shape)}"
-    return type(batch).__name__
+        return model(**{key: v.to(device) if isinstance(v, Tensor) else v for key, v in batch.items()})
+    return model(batch.to(device) if isinstance(batch, Tensor) else batch)

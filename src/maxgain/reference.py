@@ -17,7 +17,7 @@ def maxgain_step(
 ) -> dict[str, float]:
     """One turn t of the algorithm's loop, on one minibatch; returns every layer's γ̂ by its dotted name.
 
-    ``f`` computes the objective on the minibatch and ``update`` is the optimiser's step: SGD, Adam, any other.
+    ``f`` computes the objective on the minibatch and ``update`` is the optimizer's step: SGD, Adam, any other.
 
     Examples:
         >>> model = nn.Linear(4, 2)
@@ -29,7 +29,7 @@ def maxgain_step(
     X: dict[str, list[Tensor]] = {i: [] for i in layers}
     Z: dict[str, list[Tensor]] = {i: [] for i in layers}
 
-    # (g, X, Z) ← ∇ f(W^(t-1)): the inputs and what the linear terms make of them are cached on the way.
+    # (g, X, Z) ← ∇ f(W^(t-1)): the inputs and their linear terms are cached.
     handles = [layer.register_forward_hook(_caching(X[i], Z[i])) for i, layer in layers.items()]
     model.zero_grad()
     torch.autograd.backward(f())

@@ -1,87 +1,24 @@
-"""Two constraints on the weights alone: the size of a unit's incoming weights, and the size of every single weight."""
+"""Two constraints on the weights alone: the size of every weight, and the norm of each unit's incoming weights."""
 
 from __future__ import annotations
 
-import glob
-from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .constraint import Constraint
-from .coverage import Bound, Share
-from .distributed import whole
-from .errors import UnsupportedLayerError
-from .functional import check_p, finite, widened
-from .layers import FoundLayer, check_globs, find_layers
-
-
-class MaxNorm(Constraint):
-    """Constrains the norm of the weights that come into each unit.
-
-    Srivastava, Hinton, Krizhevsky, Sutskever and Salakhutdinov, *Dropout: A Simple Way to Prevent Neural Networks from
-    Overfitting*, 2014. After each optimiser step ``w ← w / max(1, ‖w‖_p / c)`` for every unit's w: a row of a dense
-    layer's W, the kernels that make up one output channel of a convolution.
-
-    ``gains`` and ``scales`` are those of the largest unit of each layer. Normalisation layers have one scale per
-    channel and no incoming weights: they are left alone, and refused if they are included by name.
-
-    Args:
-        model: whose layers are constrained.
-        bound: c for all layers, or a mapping of globs over dotted names to bounds, of which the first that matches
-            decides. The paper finds 3 to 4 to work well.
-        p: the norm, from 1 to ``inf``; the paper's is 2.
-        include: globs over dotted names: only these layers.
-        exclude: globs over dotted names: not these layers.
-
-    Examples:
-        >>> layer = nn.Linear(2, 2)
-        >>> layer.weight.data = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
-        >>> MaxNorm(layer, 1.0).step()
-        >>> layer.weight.data
-        tensor([[0.6000, 0.8000],
-                [0.3000, 0.4000]])
-    """
-
-    option_names = ("p",)
-
-    def __init__(
-        self,
-        model: nn.Module,
-        bound: Bound = 3.0,
-        *,
-        p: float = 2.0,
-        include: str | Iterable[str] | None = None,
-        exclude: str | Iterable[str] = (),
-    ) -> None:
-        self.p = check_p(p)
-        scales = [layer for layer in find_layers(model, include, exclude) if layer.kind.units is None]
-        if scales and include is not None:
-            raise UnsupportedLayerError(
-                f"layer {scales[0].name!r} ({type(scales[0].module).__name__}) has no units with incoming weights, but "
-                f"one scale per channel. Leave it out with exclude={scales[0].name!r}."
-            )
-        left_out = check_globs(exclude) + tuple(glob.escape(layer.name) for layer in scales)
-        super().__init__(model, bound, include=include, exclude=left_out)
-
-    def _estimate(self, share: Share) -> list[Tensor]:
-        return [unit_norms(layer, self.p) for layer in share.layers]
+from .constraint import Constraint, StepPlan
+from .distributed import full, is_sharded
+from .functional import divide_
+from .gain import check_p
+from .layers import Bound, Globs, Layer, as_globs, find_layers
 
 
 class WeightClip(Constraint):
-    """Constrains the absolute value of every single weight.
+    """Clips every entry of a weight to [-c, c]: ``w ← w / max(1, |w| / c)`` after each optimizer step.
 
-    Arjovsky, Chintala and Bottou, *Wasserstein GAN*, 2017. After each optimiser step ``w ← w / max(1, |w| / c)`` for
-    every entry w of a constrained weight, which is clipping to [-c, c]. Biases are left alone.
-
-    ``gains`` and ``scales`` are those of the largest weight of each layer.
-
-    Args:
-        model: whose layers are constrained.
-        bound: c for all layers, or a mapping of globs over dotted names to bounds, of which the first that matches
-            decides. The paper's is 0.01, for a critic without batch normalisation; classifiers need more.
-        include: globs over dotted names: only these layers.
-        exclude: globs over dotted names: not these layers.
+    Arjovsky, Chintala and Bottou, *Wasserstein GAN*, 2017, with c = 0.01, for a critic without batch norm. The bound is
+    c for all layers, or a mapping of globs. ``gains`` and ``scales`` are those of each layer's largest entry.
 
     Examples:
         >>> layer = nn.Linear(2, 1)
@@ -92,29 +29,76 @@ class WeightClip(Constraint):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        bound: Bound = 0.01,
-        *,
-        include: str | Iterable[str] | None = None,
-        exclude: str | Iterable[str] = (),
+        self, model: nn.Module, bound: Bound = 0.01, *, include: Globs | None = None, exclude: Globs = ()
     ) -> None:
         super().__init__(model, bound, include=include, exclude=exclude)
 
-    def _estimate(self, share: Share) -> list[Tensor]:
-        return [finite(widened(whole(layer.weight)).abs()) for layer in share.layers]
+    def _size(self, layer: Layer, weight: Tensor) -> Tensor:
+        """Return the size of each entry, or of each unit, in a shape that broadcasts against the weight."""
+        return weight.abs()
+
+    def _sizes(self, layer: Layer) -> Tensor:
+        weight = full(layer.weight)
+        sizes = self._size(layer, weight.to(torch.promote_types(weight.dtype, torch.float32)))
+        return torch.nan_to_num(sizes, nan=0.0, posinf=0.0)
+
+    def _estimate(self, plan: StepPlan) -> Tensor:
+        layers = dict(zip(self._slots, self._layers, strict=True))
+        sizes = [self._sizes(layers[slot]).amax().to(self._gains) for slot in plan.slots]
+        return torch.stack(sizes) if sizes else self._gains[:0]
+
+    def _project(self, plan: StepPlan, sizes: Tensor) -> None:
+        slots, scales = dict(zip(self._layers, self._slots, strict=True)), sizes.new_ones(len(plan.weights))
+        for i, (weight, layer) in enumerate(zip(plan.weights, plan.layers, strict=True)):
+            own = self._sizes(layer)
+            factors = (own / self._bounds[slots[layer]].to(own)).clamp_min_(1.0)
+            scales[i] = factors.amax().reciprocal()
+            if weight.is_cuda or bool((factors > 1).any()):  # a weight within its bound is not written to
+                divide_([weight], [_local_part(factors, layer.parameter)])
+        self._keep(plan, sizes, scales)
 
 
-def unit_norms(layer: FoundLayer, p: float) -> Tensor:
-    """The norm of the weights that come into each unit of a layer, in a shape that broadcasts against its weight."""
-    weight, units = widened(whole(layer.weight)), layer.kind.units
-    assert units is not None
-    if weight.dim() == 1:
-        return finite(weight.abs())
-    # Units along the second dimension (a transposed convolution's) are fed by the inputs of their own group alone.
-    groups = weight.view(getattr(layer.module, "groups", 1) if units else 1, -1, *weight.shape[1:])
-    others = [dim for dim in range(1, groups.dim()) if dim != 1 + units]
-    # Of entries up to 1, whose powers do not overflow: a norm that is not finite would bound nothing.
-    largest = groups.abs().amax(others, keepdim=True).clamp_min(torch.finfo(groups.dtype).tiny)
-    norms = largest * torch.linalg.vector_norm(groups / largest, ord=p, dim=others, keepdim=True)
-    return finite(norms.expand(-1, groups.shape[1], *norms.shape[2:]).flatten(0, 1))
+class MaxNorm(WeightClip):
+    """Bounds the norm of the weights that come into each unit: ``w ← w / max(1, ‖w‖_p / c)`` after each optimizer step.
+
+    Srivastava, Hinton, Krizhevsky, Sutskever and Salakhutdinov, *Dropout: A Simple Way to Prevent Neural Networks from
+    Overfitting*, 2014, with c of 3 to 4. A unit's w is a row of a dense layer's W, or the kernels of an output channel.
+    ``gains`` and ``scales`` are those of each layer's largest unit. Normalisation layers are left alone.
+
+    Examples:
+        >>> layer = nn.Linear(2, 2)
+        >>> layer.weight.data = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
+        >>> MaxNorm(layer, 1.0).step()
+        >>> layer.weight.data
+        tensor([[0.6000, 0.8000],
+                [0.3000, 0.4000]])
+    """
+
+    def __init__(
+        self, model: nn.Module, bound: Bound = 3.0, *, p: float = 2.0, include: Globs | None = None, exclude: Globs = ()
+    ) -> None:
+        self.p = check_p(p)
+        layers = find_layers(model, include, exclude).layers
+        scales = [layer.name for layer in layers if layer.kind.diagonal is not None]
+        super().__init__(model, bound, include=include, exclude=(*as_globs(exclude), *scales))
+
+    def _size(self, layer: Layer, weight: Tensor) -> Tensor:
+        if weight.dim() == 1:
+            return weight.abs()
+        # Transposed convolutions keep (inputs, outputs / groups, ...), and transformers' Conv1D (inputs, outputs).
+        count = getattr(layer.module, "groups", 1) if layer.is_transposed else 1
+        groups = weight.view(count, -1, *weight.shape[1:])
+        others = [dim for dim in range(1, groups.dim()) if dim != 1 + layer.is_transposed]
+        # Of entries up to 1, whose powers do not overflow.
+        largest = groups.abs().amax(others, keepdim=True).clamp_min(torch.finfo(groups.dtype).tiny)
+        norms: Tensor = largest * torch.linalg.vector_norm(groups / largest, ord=self.p, dim=others, keepdim=True)
+        return norms.expand(-1, groups.shape[1], *norms.shape[2:]).flatten(0, 1)
+
+
+def _local_part(factors: Tensor, weight: Any) -> Tensor:
+    """Return the factors of the part of a weight that this rank holds."""
+    if not is_sharded(weight):
+        return factors
+    from torch.distributed.tensor import distribute_tensor  # takes long to import
+
+    return distribute_tensor(factors.expand(weight.shape), weight.device_mesh, weight.placements).to_local()

@@ -5,54 +5,36 @@ Where there is no GPU the kernel itself is run by Triton's interpreter, if that 
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from kernel_runs import interpreted, needs_gpu
-from maxgain import MaxGain
-from maxgain.functional import record
-from maxgain.kernels import Part, measure, measure_compiled, measuring
+from kernel_runs import as_on_a_gpu, buffers, by_record, interpret, interpreted, needs_gpu
+from maxgain import MaxGain, kernels
+from maxgain.constraint import NOT_FINITE
+from maxgain.errors import MeasurementWarning
+from maxgain.kernels import Part, measuring
 
 each_p = pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
-DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
+ZERO = torch.zeros(1)
 FORMATS = [torch.contiguous_format, torch.channels_last]
-
-
-def interpret(maxima: Tensor, dropped: Tensor, index: int, part: Part, dims: int, p: float) -> None:
-    """As ``measure`` would launch the kernel for tensors like these on a GPU, without one."""
-    from maxgain.kernels.triton_gains import gains_kernel, sums_kernel
-
-    _, x, z, vector, variance, eps, _ = part
-    z = x if z is None else z
-    *key, _ = measuring.key_of(x, z, part, dims, p, maxima)
-    plan = measuring.plan_for((*key, torch.device("cuda")))
-    assert plan is not None
-    vector = maxima if vector is None else vector
-    variance = vector if variance is None else variance
-    sums = torch.full((2, plan.rows, max(1, plan.parts)), math.nan)
-    if plan.parts:
-        sums_kernel[plan.rows, plan.parts, 1](x, z, vector, variance, sums, eps, *plan.for_sums)
-    gains_kernel[plan.grid](x, z, vector, variance, sums, maxima, dropped, eps, index, *plan.for_gains)
 
 
 each_kernel = pytest.mark.parametrize(
     ("device", "how"),
     [
-        pytest.param("cpu", measure, id="cpu"),
-        pytest.param("cuda", measure, id="cuda", marks=needs_gpu),
+        pytest.param("cpu", by_record, id="cpu"),
+        pytest.param("cuda", by_record, id="cuda", marks=needs_gpu),
         pytest.param("cpu", interpret, id="interpreted", marks=interpreted),
     ],
 )
 
 
-def measured(part: Part, dims: int, p: float, how: Callable[..., None] = measure) -> tuple[float, int]:
-    device = part.x.device
-    maxima, dropped = torch.full((3,), -1.0, device=device), torch.zeros(3, dtype=torch.int64, device=device)
-    how(maxima, dropped, 1, part, dims, p)
+def measured(part: Part, dims: int, p: float, how: Callable[..., None] = by_record) -> tuple[float, int]:
+    maxima, dropped, resting = buffers(3, part.x.device)
+    how(maxima, dropped, resting, 1, part, dims, p)
     assert maxima[0] == maxima[2] == -1, "other layers' entries are not touched"
     return maxima[1].item(), int(dropped[1])
 
@@ -100,7 +82,7 @@ def parts(device: str, dtype: torch.dtype, scale: float, memory_format: torch.me
 @pytest.mark.parametrize("memory_format", FORMATS)
 @pytest.mark.parametrize(
     ("dtype", "scale"),
-    [(torch.float32, 1.0), (torch.float32, 1e-25), (torch.float32, 1e30), (torch.bfloat16, 1.0), (torch.float16, 9e3)],
+    [(torch.float32, 1.0), (torch.float32, 1e-12), (torch.float32, 1e15), (torch.bfloat16, 1.0), (torch.float16, 9e3)],
 )
 def test_the_largest_gain_is_that_of_the_definition(p, device, how, memory_format, dtype, scale):
     # The interpreter cuts off what a GPU rounds, here of biases in bfloat16.
@@ -126,14 +108,13 @@ def test_rows_may_have_any_length(p, device, how, width):
 @each_p
 @each_kernel
 @pytest.mark.parametrize("memory_format", FORMATS)
-@pytest.mark.parametrize("scale", [1.0, 1e-25])
-def test_large_images_are_summed_in_parts(p, device, how, memory_format, scale):
+def test_large_images_are_summed_in_parts(p, device, how, memory_format):
     side = 150
     torch.manual_seed(0)
-    x = scale * torch.randn(4, 5, side, side, device=device)
+    x = torch.randn(4, 5, side, side, device=device)
     x[1, 2, 3, 4], x[2] = math.nan, 0.0
     x[3, 4, -1, -1] *= 1000  # the last entry counts too
-    z, bias = torch.randn(4, 3, side // 2, side // 2, device=device) * scale, torch.randn(3, device=device)
+    z, bias = torch.randn(4, 3, side // 2, side // 2, device=device), torch.randn(3, device=device)
     alpha, variance = torch.randn(5, device=device), torch.rand(5, device=device) + 0.1
     x, z = x.contiguous(memory_format=memory_format), z.contiguous(memory_format=memory_format)
     assert x[0].numel() > measuring.LONGEST_WHOLE
@@ -145,19 +126,8 @@ def test_large_images_are_summed_in_parts(p, device, how, memory_format, scale):
         gains = in_double(part, 3, p)
         finite = [gain for gain in gains if math.isfinite(gain)]
         largest, dropped = measured(part, 3, p, how)
-        assert largest == pytest.approx(max(finite), rel=1e-5)
+        assert largest == pytest.approx(max(finite), rel=1e-5 if how is interpret else 3e-4)  # torch adds one by one
         assert dropped == len(gains) - len(finite) > 0
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_compiled_code_measures_an_input_as_autocast_rounds_it_and_no_other_is_rounded(device):
-    torch.manual_seed(0)
-    x, z = torch.randn(5, 6, device=device), torch.randn(5, 4, device=device)
-    cast = Part("affine", x, z.bfloat16(), None, None, 0.0, 1)
-    rounded = cast._replace(x=x.bfloat16())
-    assert measured(cast, 1, 2.0, measure_compiled) == pytest.approx(measured(rounded, 1, 2.0))
-    wide = Part("affine", 1e200 * x.double(), z, None, None, 0.0, 1)
-    assert measured(wide, 1, 2.0, measure_compiled) == measured(wide, 1, 2.0) == (0.0, 0)
 
 
 @each_p
@@ -171,20 +141,73 @@ def test_instances_that_are_not_finite_are_dropped_and_zeros_have_no_gain(p, dev
     assert dropped == 3
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_strides_that_the_kernel_does_not_know_are_measured_all_the_same(device):
-    x = torch.randn(4, 3, 8, 8, device=device)[:, :, ::2]
-    part = Part("affine", x, 3 * x, None, None, 0.0, 3)
-    assert measured(part, 3, 2.0)[0] == pytest.approx(3, rel=1e-6)
-    assert measuring._layout(x.shape, x.stride(), 3) is None
+@each_kernel
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_sums_that_overflow_are_dropped_and_those_that_underflow_have_no_gain(device, how, scale):
+    x, z = torch.ones(3, 20, device=device), torch.ones(3, 4, device=device)
+    x[1] *= scale
+    assert measured(Part("affine", x, z, None, None, 0.0, 1), 1, 2.0, how) == (pytest.approx(0.2**0.5), int(scale > 1))
+    z[1] *= scale
+    assert measured(Part("affine", x, z, None, None, 0.0, 1), 1, 2.0, how) == (pytest.approx(0.2**0.5), int(scale > 1))
+
+
+def layouts(device: str) -> dict[str, tuple[Part, int]]:
+    """Inputs and outputs as compilers lay them out, for layers that take a copy first."""
+    torch.manual_seed(0)
+    images, bias = torch.randn(2, 16, 6, 6, device=device), torch.randn(24, device=device)
+    windows = torch.randn(2, 3, 4, 3, 4, 16, device=device).permute(0, 1, 3, 2, 4, 5)
+    padded = torch.randn(2, 6, 7, 24, device=device)[:, :, :6]
+    outputs, some = torch.randn(2, 24, 6, 6, device=device), images[:, :, ::2]
+    statistics = torch.rand(2, 16, device=device)
+    strided = torch.randn(24, 2, device=device)[:, 0]
+    last = images.contiguous(memory_format=torch.channels_last)
+    return {
+        "ConvNeXt: channels first under a permute": (
+            Part("affine", images.permute(0, 2, 3, 1), padded.contiguous(), bias, None, 0.0, 1), 1),
+        "ConvNeXt: the output too": (
+            Part("affine", images.permute(0, 2, 3, 1), outputs.permute(0, 2, 3, 1), bias, None, 0.0, 1), 1),
+        "Swin: windows of an image": (Part("affine", windows, windows.contiguous() * 2, bias[:16], None, 0.0, 1), 1),
+        "Swin: rows of unequal distance": (
+            Part("affine", padded, padded[..., ::2], torch.randn(12, device=device), None, 0.0, 1), 1),
+        "every other row of an image": (Part("affine", some, 3 * some, None, None, 0.0, 3), 3),
+        "batch norm of these": (Part("batch_norm", some, None, *statistics, 1e-3, 3), 3),
+        "instances of several rows": (
+            Part("affine", padded[0], padded[0].transpose(0, 1).contiguous().transpose(0, 1), bias, None, 0.0, 1), 2),
+        "a bias in several pieces": (Part("affine", last, torch.randn_like(last)[:, :8], strided[:8], None, 0.0, 3), 3),
+    }  # fmt: skip
+
+
+@each_p
+@each_kernel
+@pytest.mark.parametrize("layout", list(layouts("cpu")))
+def test_layouts_that_the_kernel_cannot_read_are_copied(p, device, how, layout):
+    part, dims = layouts(device)[layout]
+    assert measured(part, dims, p, how)[0] == pytest.approx(max(in_double(part, dims, p)), rel=1e-5)
+    with as_on_a_gpu():
+        plan = measuring.plan_for(measuring.key_of(part.x, part.x if part.z is None else part.z, part, dims, p, ZERO))
+    assert any(plan.copies)
+
+
+def test_why_there_is_no_kernel_is_kept_for_the_report(monkeypatch):
+    monkeypatch.setattr(measuring, "fallbacks", {})
+    x = torch.randn(4, 6)
+    cases = [
+        (Part("affine", x, x, None, None, 0.0, 1), 3.0, "p = 1, 2 and inf, not 3"),
+        (Part("affine", x.double(), x, None, None, 0.0, 1), 2.0, "float32, bfloat16 and float16"),
+        (Part("affine", x, x[:2], None, None, 0.0, 1), 2.0, "number of instances"),
+    ]
+    for slot, (part, p, reason) in enumerate(cases):
+        maxima, dropped, resting = buffers(4)
+        with as_on_a_gpu():
+            assert not measuring.measure(maxima, dropped, resting, slot, part, 1, p)
+        assert reason in measuring.fallbacks[maxima.data_ptr(), slot]
 
 
 @each_p
 @each_kernel
 @pytest.mark.parametrize("gap", [0, 3, 16])
-def test_instances_may_lie_apart(p, device, how, gap, monkeypatch):
+def test_instances_may_lie_apart(p, device, how, gap):
     """As the rows of a matrix do that a compiler has padded, or the images of which some channels were taken."""
-    monkeypatch.setattr(measuring, "HAS_TRITON", True)
     torch.manual_seed(gap)
     x, z = torch.randn(5, 7, 32 + gap, device=device)[..., :32], torch.randn(5, 7, 10 + gap, device=device)[..., :10]
     images = torch.randn(4, 3 + gap, 6, 6, device=device)[:, :3]
@@ -201,8 +224,9 @@ def test_instances_may_lie_apart(p, device, how, gap, monkeypatch):
         (Part("affine", x[:1, :1].expand(5, 7, 32), z, None, None, 0.0, 1), 1),
     ):
         assert measured(part, dims, p, how)[0] == pytest.approx(max(in_double(part, dims, p)), rel=1e-5)
-        *key, _ = measuring.key_of(part.x, part.x if part.z is None else part.z, part, dims, p, torch.zeros(1))
-        assert measuring.plan_for((*key, torch.device("cuda"))) is not None
+        with as_on_a_gpu():
+            key = measuring.key_of(part.x, part.x if part.z is None else part.z, part, dims, p, ZERO)
+            assert measuring.plan_for(key).copies == (False, False, False)
 
 
 @each_p
@@ -231,77 +255,82 @@ def test_a_tensor_at_an_odd_address_is_launched_by_triton_itself_and_the_others_
     assert launched == ["by Triton", "by Triton", "directly", "by Triton", "directly"]
 
 
-def test_a_bias_along_the_last_dimension_is_not_taken_for_one_of_channels_last(monkeypatch):
-    monkeypatch.setattr(measuring, "HAS_TRITON", True)
-    x, z = torch.randn(2, 7, 3), torch.randn(2, 5, 7).mT  # of a dense layer with a forward of its own
-    for bias, is_known in ((torch.randn(5), False), (None, True)):
-        *key, _ = measuring.key_of(x, z, Part("affine", x, z, bias, None, 0.0, 1), 2, 2.0, torch.zeros(1))
-        assert (measuring.plan_for((*key, torch.device("cuda"))) is not None) is is_known
-
-
-def test_a_plan_is_not_taken_over_by_statistics_of_another_type(monkeypatch):
-    monkeypatch.setattr(measuring, "HAS_TRITON", True)
+def test_a_plan_is_not_taken_over_by_statistics_of_another_type():
     x, scale = torch.randn(2, 3, 4, 4), torch.ones(3)
-    keys = [
-        measuring.key_of(x, x, Part("batch_norm", x, None, scale, scale.to(dtype), 0.0, 3), 3, 2.0, torch.zeros(1))[:-1]
-        for dtype in (torch.float32, torch.bfloat16, torch.float64)
-    ]
-    assert len(set(keys)) == 3
-    assert [measuring.plan_for((*key, torch.device("cuda"))) is not None for key in keys] == [True, True, False]
+    with as_on_a_gpu():
+        keys = [
+            measuring.key_of(x, x, Part("batch_norm", x, None, scale, scale.to(dtype), 0.0, 3), 3, 2.0, ZERO)
+            for dtype in (torch.float32, torch.bfloat16, torch.float64)
+        ]
+        assert len(set(keys)) == 3
+        assert [isinstance(measuring.plan_for(key), str) for key in keys] == [False, False, True]
 
 
 def test_a_layout_is_known_where_every_instance_lies_in_one_piece():
     x = torch.empty(4, 3, 8, 8)
-    cases: dict[str | None, Tensor] = {
-        "contiguous": x,
-        "channels_last": x.contiguous(memory_format=torch.channels_last),
-        None: x.transpose(0, 1),
-    }
-    for layout, tensor in cases.items():
+    for layout, tensor in {
+        ("contiguous", 192): x,
+        ("channels_last", 192): x.contiguous(memory_format=torch.channels_last),
+        ("", 0): x.transpose(0, 1),
+    }.items():
         assert measuring._layout(tensor.shape, tensor.stride(), 3) == layout
-    assert measuring._step((4, 3, 8, 8), (192, 64, 8, 1), 3) == 192
-    assert measuring._step((4, 3, 5), (90, 30, 1), 1) == 30
-    assert measuring._step((4, 3, 5), (91, 30, 1), 1) is None, "from the last of three to the next one it is further"
-    assert measuring._step((1, 5), (7, 1), 1) == 5, "a stride that nobody steps over does not matter"
+    assert measuring._layout((4, 3, 5), (90, 30, 1), 1) == ("contiguous", 30)
+    assert measuring._layout((4, 3, 5), (91, 30, 1), 1) == ("", 0), "from the last of three to the next it is further"
+    assert measuring._layout((1, 5), (7, 1), 1) == ("contiguous", 5), "a stride of one entry does not matter"
 
 
-def test_recording_keeps_the_largest_and_counts_what_is_not_finite():
-    maxima, dropped = torch.full((2,), -1.0), torch.zeros(2, dtype=torch.int64)
+@each_kernel
+def test_recording_keeps_the_largest_counts_what_is_not_finite_and_rests(device, how):
+    maxima, dropped, resting = buffers(2, device)
     for gains in ([1.0, 3.0], [2.0, math.nan], [math.inf, 0.5]):
-        record(maxima, dropped, 1, torch.tensor(gains))
+        x = torch.ones(2, 4, device=device)
+        how(
+            maxima, dropped, resting, 1, Part("affine", x, x * x.new_tensor(gains)[:, None], None, None, 0.0, 1), 1, 2.0
+        )
+    assert maxima.tolist() == [-1, 3]
+    assert dropped.tolist() == [0, 2]
+    resting.fill_(3)
+    how(maxima, dropped, resting, 0, Part("affine", x, 9 * x, None, None, 0.0, 1), 1, 2.0)
+    how(maxima, dropped, resting, 1, Part("affine", x, math.nan * x, None, None, 0.0, 1), 1, 2.0)
     assert maxima.tolist() == [-1, 3]
     assert dropped.tolist() == [0, 2]
 
 
-@needs_gpu
-@pytest.mark.parametrize("measure_when", ["stale", "fresh"])
-def test_a_gpu_projects_as_a_cpu_does(measure_when: Any) -> None:
-    def train(device: str) -> tuple[nn.Module, MaxGain]:
-        torch.manual_seed(0)
-        model = nn.Sequential(
-            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(128, 4)
-        )
-        model.to(device)
-        optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        constraint = MaxGain(model, {"4": 0.2, "*": 0.5}, measure=measure_when).attach(optimiser)
-        for step in range(5):
-            x = torch.randn(6, 3, 6, 6, generator=torch.Generator().manual_seed(step)).to(device)
-            model(x).square().mean().backward()
-            optimiser.step()
-            optimiser.zero_grad()
-        return model, constraint
+@each_p
+@each_kernel
+def test_no_finite_instance_is_not_zero_and_not_unmeasured(p, device, how):
+    maxima, dropped, resting = buffers(1, device)
+    x = torch.ones(3, 4, device=device)
+    how(maxima, dropped, resting, 0, Part("affine", x, math.nan * x, None, None, 0.0, 1), 1, p)
+    assert maxima.tolist() == [NOT_FINITE]
+    assert dropped.tolist() == [3]
 
-    (one, mine), (other, theirs) = train("cpu"), train("cuda")
-    assert any(scale < 1 for scale in mine.scales.values())
-    assert theirs.gains == pytest.approx(mine.gains, rel=1e-3)
-    for a, b in zip(one.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(a, b.cpu(), rtol=1e-3, atol=1e-4)
+
+@each_kernel
+def test_large_images_rest_too(device, how):
+    maxima, dropped, resting = buffers(1, device)
+    resting.fill_(1)
+    x = torch.ones(1, 5, 150, 150, device=device)
+    how(maxima, dropped, resting, 0, Part("affine", x, x, None, None, 0.0, 3), 3, 2.0)
+    assert maxima.tolist() == [-1]
 
 
 def test_shapes_that_never_repeat_do_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr(measuring, "MOST_PLANS", 2)
+    monkeypatch.setattr(measuring, "MAX_PLANS", 2)
     monkeypatch.setattr(measuring, "_launches", {})
     for rows in range(1, 6):
         x = torch.ones(rows, 4)
-        assert measured(Part("affine", x, 3 * x, None, None, 0.0, 1), 1, 2.0) == (pytest.approx(3.0), 0)
+        assert not measuring.measure(*buffers(1), 0, Part("affine", x, 3 * x, None, None, 0.0, 1), 1, 2.0)
     assert len(measuring._launches) == 2
+
+
+def test_a_layer_that_no_kernel_measures_is_reported_with_the_reason(monkeypatch):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    constraint = MaxGain(model, 1.0)
+    monkeypatch.setattr(measuring, "fallbacks", {(constraint._buffer.maxima.data_ptr(), 1): "its {input} is odd"})
+    monkeypatch.setattr(kernels, "fallbacks", measuring.fallbacks)
+    model(torch.randn(3, 4)).sum().backward()
+    with pytest.warns(MeasurementWarning, match=r"Layers '1' are measured by torch's .*: its \{input\} is odd\."):
+        constraint.step()
+    model(torch.randn(3, 4)).sum().backward()
+    constraint.step()  # says it once

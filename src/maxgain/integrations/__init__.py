@@ -1,1 +1,1 @@
-"""MaxGain in other people's training loops: one callback per framework, and what the callbacks share."""
+"""MaxGain and its watch in other training loops: one callback for each framework."""

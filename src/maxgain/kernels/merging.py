@@ -1,4 +1,4 @@
-"""How torch.compile sees measuring: as one operator per layer, several of which become one.
+"""The operators that torch.compile sees: one measurement per layer, several of which become one.
 
 Written out, the changes of one packed tensor by many layers would become a chain of copies of it. The operators are
 defined by the dispatcher's own means, because ``torch.library.custom_op`` adds some 100 µs of Python to every call.
@@ -7,70 +7,49 @@ defined by the dispatcher's own means, because ``torch.library.custom_op`` adds 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
 
 import torch
-from torch import Tensor
 from torch.fx import Graph, Node
 
-from ..functional import record
-from ..torch_quirks import Memory, memory_of, merge_before_code_is_made
-from . import together
-from .measuring import DTYPES, Part, measure
-from .together import Layer, described, measure_together
+from .._torch import Memory, memory_of, register_post_grad_pass
+from . import multi_layer
+from .multi_layer import Layer, record_layers, serialize
 
-ADD_BIAS_APART = ("cuda",)
+SEPARATE_BIAS = ("cuda",)
 """Where compiled code adds the bias of a convolution in other kernels than those of the convolution."""
 TENSORS = ("x", "z", "vector", "variance")
 """Of a layer; the first two are activations."""
 _library = torch.library.Library("maxgain", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(  # type: ignore[no-untyped-call]
-    "record(Tensor(a!) maxima, Tensor(b!) dropped, int index, Tensor gains) -> ()"
-)
-_library.define(  # type: ignore[no-untyped-call]
-    "measure(Tensor(a!) maxima, Tensor(b!) dropped, int position, str form, Tensor x, Tensor? z, Tensor? vector, "
-    "Tensor? variance, float eps, int channel_dims, int instance_dims, float p) -> ()",
+    "record(Tensor(a!) maxima, Tensor(b!) dropped, Tensor resting, int slot, str form, Tensor x, Tensor? z, "
+    "Tensor? vector, Tensor? variance, float eps, int channel_dims, int instance_dims, float p) -> ()",
     tags=(torch.Tag.flexible_layout,),
 )
 _library.define(  # type: ignore[no-untyped-call]
-    "measure_together(Tensor(a!) maxima, Tensor(b!) dropped, Tensor[] activations, Tensor[] vectors, str layers, "
-    "str place, float p) -> ()",
+    "record_layers(Tensor(a!) maxima, Tensor(b!) dropped, Tensor resting, Tensor[] activations, Tensor[] vectors, "
+    "str layers, str call_site, float p) -> ()",
     tags=(torch.Tag.flexible_layout,),
 )
-
-
-def _measure(
-    maxima: Tensor, dropped: Tensor, position: int, form: str, x: Tensor, z: Tensor | None, vector: Tensor | None,
-    variance: Tensor | None, eps: float, channel_dims: int, instance_dims: int, p: float,
-) -> None:  # fmt: skip
-    measure(maxima, dropped, position, Part(form, x, z, vector, variance, eps, channel_dims), instance_dims, p)
 
 
 def _simulated(*arguments: Any) -> None:
     """What torch.compile calls to learn of the result, of which there is none."""
-    merge_before_code_is_made(merge, __file__, together.__file__)
+    register_post_grad_pass(merge, __file__, multi_layer.__file__)
+
+
+def define_operator(record: Callable[..., None]) -> None:
+    """Make ``maxgain::record`` of a function."""
+    for backend in ("CPU", "CUDA", "MPS", "XPU"):
+        _library.impl("record", record, backend)  # type: ignore[no-untyped-call]
 
 
 for _backend in ("CPU", "CUDA", "MPS", "XPU"):
-    _library.impl("record", record, _backend)  # type: ignore[no-untyped-call]
-    _library.impl("measure", _measure, _backend)  # type: ignore[no-untyped-call]
-    _library.impl("measure_together", measure_together, _backend)  # type: ignore[no-untyped-call]
-_library.impl("record", lambda *arguments: None, "Meta")  # type: ignore[no-untyped-call]
-_library.impl("measure", _simulated, "Meta")  # type: ignore[no-untyped-call]
-_library.impl("measure_together", lambda *arguments: None, "Meta")  # type: ignore[no-untyped-call]
-
-
-def measure_compiled(maxima: Tensor, dropped: Tensor, index: int, part: Part, instance_dims: int, p: float) -> None:
-    """As ``measure``, for torch.compile to read."""
-    form, x, z, vector, variance, eps, channel_dims = part
-    if z is not None and x.dtype == torch.float32 and z.dtype in DTYPES:
-        x = x.to(z.dtype)  # as autocast gave it to the layer, so that x itself need not be written to memory
-    z, vector, variance = (None if given is None else given.detach() for given in (z, vector, variance))
-    torch.ops.maxgain.measure(
-        maxima, dropped, index, form, x.detach(), z, vector, variance, eps, channel_dims, instance_dims, p
-    )
+    _library.impl("record_layers", record_layers, _backend)  # type: ignore[no-untyped-call]
+_library.impl("record", _simulated, "Meta")  # type: ignore[no-untyped-call]
+_library.impl("record_layers", lambda *arguments: None, "Meta")  # type: ignore[no-untyped-call]
 
 
 def merge(graph: Graph) -> None:
@@ -94,7 +73,7 @@ def _leave_out_bias(graph: Graph, node: Node, kept: set[Memory]) -> None:
         return
     x, weight, bias, *rest = z.args
     value = z.meta["val"]
-    if bias is None or value.device.type not in ADD_BIAS_APART:
+    if bias is None or value.device.type not in SEPARATE_BIAS:
         return
     shape = [-1, *[1] * (value.dim() - 2)]
     with graph.inserting_before(z):
@@ -128,8 +107,8 @@ def _groups(graph: Graph) -> Iterator[list[Node]]:
         to_come.discard(memory_of(node))
         if not _measures(node):
             continue
-        room = sum(memory.bytes for memory in to_come)
-        while _waiting(open_groups, lasting) > room:
+        available = sum(memory.bytes for memory in to_come)
+        while _waiting(open_groups, lasting) > available:
             yield open_groups.pop(0)
         group = next((group for group in open_groups if _follows(node, group[-1])), [])
         if not group:
@@ -144,7 +123,7 @@ def _measures(node: Node) -> bool:
         node.op == "call_function"
         and getattr(node.target, "__name__", None) == "auto_functionalized_v2"
         and node.args
-        and node.args[0] is torch.ops.maxgain.measure.default
+        and node.args[0] is torch.ops.maxgain.record.default
     )
 
 
@@ -174,14 +153,14 @@ def _merge(graph: Graph, group: list[Node]) -> None:
     with graph.inserting_before(last):
         merged = graph.call_function(
             last.target,  # type: ignore[arg-type]
-            (torch.ops.maxgain.measure_together.default,),
+            (torch.ops.maxgain.record_layers.default,),
             {
                 **kwargs,
                 "activations": [*activations],
                 "vectors": [*vectors],
-                "layers": described(layers),
+                "layers": serialize(layers),
                 # By a name that is never given again: equal code, made another time, may lay out memory otherwise.
-                "place": uuid4().hex if all(map(_is_fixed, (*activations, *vectors))) else "",
+                "call_site": uuid4().hex if all(map(_is_fixed, (*activations, *vectors))) else "",
             },
         )
     merged.meta["val"] = last.meta["val"]

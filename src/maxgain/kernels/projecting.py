@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..torch_quirks import is_capturing
-from .measuring import DTYPES, HAS_TRITON, Kernel, compiles, power_of_two
+from .._torch import is_capturing
+from .measuring import DTYPES, HAS_TRITON, Kernel, compile_error, power_of_two
 
 CHUNK = 16384
 """How many entries of a weight one program divides."""
@@ -32,39 +32,35 @@ class FusedProjection:
             dtype: _chunks([(w, layer) for w, layer in zip(weights, layers, strict=True) if w.dtype == dtype], device)
             for dtype in dict.fromkeys(weight.dtype for weight in weights)
         }
-        self._launches: dict[bool, list[tuple[Tensor, Kernel]]] = {}
+        self._launches: list[tuple[Tensor, Kernel]] = []
 
-    def __call__(
-        self, sizes: Tensor, bounds: Tensor, kept_sizes: Tensor, scales: Tensor, found_inf: Tensor | None
-    ) -> None:
-        """Divide every weight by ``max(1, size / bound)``, and keep sizes and scales for the user.
+    def __call__(self, sizes: Tensor, bounds: Tensor, kept_sizes: Tensor, scales: Tensor, counts: Tensor) -> None:
+        """Divide every weight by ``max(1, size / bound)``, and keep sizes, scales and counts for the user.
 
         The sizes are used up: -1 afterwards, which says that nothing was measured.
         """
         device = sizes.get_device()
         if device != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
-                return self(sizes, bounds, kept_sizes, scales, found_inf)
-        inf = sizes if found_inf is None else found_inf  # not read, but there must be a pointer
-        tensors = sizes, bounds, self.divided, inf, kept_sizes, scales, self.counter
+                return self(sizes, bounds, kept_sizes, scales, counts)
+        if not self._launches:
+            self._launches = self._make_launches()
+        tensors = sizes, bounds, self.divided, kept_sizes, scales, counts, self.counter
         pointers = [one.data_ptr() for one in tensors]
-        for chunks, launch in self._launches_for(found_inf is not None):
+        for chunks, launch in self._launches:
             launch(device, (chunks, *tensors), (chunks.data_ptr(), *pointers), self.count)
         return None
 
-    def _launches_for(self, has_found_inf: bool) -> list[tuple[Tensor, Kernel]]:
+    def _make_launches(self) -> list[tuple[Tensor, Kernel]]:
         """One for the weights of each type; the last of them keeps what users see."""
-        if has_found_inf not in self._launches:
-            from .triton_project import project_kernel
+        from .triton_project import project_kernel
 
-            *_, last = self.chunks
-            launches = []
-            for dtype, chunks in self.chunks.items():
-                types = has_found_inf, _entry(dtype), self.aligned
-                constants = *types, CHUNK, BLOCK, power_of_two(self.count), dtype == last
-                launches.append((chunks, Kernel(project_kernel, (len(chunks), 1, 1), constants, warps=4)))
-            self._launches[has_found_inf] = launches
-        return self._launches[has_found_inf]
+        *_, last = self.chunks
+        launches = []
+        for dtype, chunks in self.chunks.items():
+            constants = _entry(dtype), self.aligned, CHUNK, BLOCK, power_of_two(self.count), dtype == last
+            launches.append((chunks, Kernel(project_kernel, (len(chunks), 1, 1), constants, warps=4)))
+        return launches
 
 
 def _entry(dtype: torch.dtype) -> Any:
@@ -83,7 +79,7 @@ def can_fuse(weights: Sequence[Tensor], sizes: Tensor) -> bool:
         and all(type(w) in (Tensor, torch.nn.Parameter) for w in weights)
         and all(w.device == sizes.device and w.dtype in DTYPES and _in_one_piece(w) for w in weights)
         and not is_capturing(sizes.device)  # what the launches need to know cannot be copied to the GPU during capture
-        and compiles(sizes.device)
+        and not compile_error(sizes.device)
     )
 
 

@@ -1,44 +1,37 @@
-"""The Triton kernel that measures: each instance's input and output are read once, and one maximum comes out.
+"""The Triton kernels that measure: each instance's input and output are read once, and one maximum comes out.
 
-A program takes ``ROWS`` instances. It sums the powers of their entries in float32. Where such a sum may have over- or
-underflowed, the program reads its instances again, scaled by their largest entries; nearly all programs never do. A
-batch may have too few long instances to keep a GPU busy: other programs have then summed the parts of each before.
-Where several layers share a launch, they do so in the same one.
+A program takes ``ROWS`` instances and sums the powers of their entries in float32. A batch may have too few long
+instances to keep a GPU busy: then other programs have summed the parts of each before, or, where several layers share a
+launch, do so in the same one.
 
-What limits it is how many loads are under way. With many programs that is a matter of the registers a thread needs, so
-``TOGETHER`` neighbouring entries, which one thread loads, are added up before anything is kept; a program that has a
-multiprocessor to itself has registers enough, and is faster if it keeps them apart.
+Speed depends on how many loads are in flight. With many programs that is limited by the registers of a thread, so
+``VEC`` neighbouring entries, which one thread loads, are added up before anything is kept; a program that has a
+multiprocessor to itself has registers enough, and is faster with ``VEC`` = 1.
 """
 
 import triton
 import triton.language as tl
 
 PLAIN = tl.constexpr(0)
-"""The entries as they are."""
+"""Wx is z as it is."""
 BIASED = tl.constexpr(1)
-"""The entries less a bias per channel, rounded as the layer rounded it when it added it."""
+"""Wx is z less a bias per channel, rounded as the layer rounded it when it added it."""
 NORMALISED = tl.constexpr(2)
-"""The entries times ``α / sqrt(variance + ε)`` per channel."""
+"""Wx is x times ``α / sqrt(variance + ε)`` per channel."""
 
 DIRECT = tl.constexpr(0)
-"""How a position in an instance finds its channel: it is one."""
+"""The channel of a position in an instance is the position,"""
 REPEATED = tl.constexpr(1)
-"""As the remainder by the number of channels, which is the same in every tile."""
+"""or its remainder by the number of channels, which is the same in every tile,"""
 SPREAD = tl.constexpr(2)
-"""As the remainder of ``position // inner``."""
-
-SMALLEST_TRUSTED = tl.constexpr(1e-24)
-"""Below this sum, powers that were flushed to zero may matter: tiny / eps · 1e7 of float32."""
-LARGEST_TRUSTED = tl.constexpr(4e31)
-"""Above it, powers may have overflowed: max · eps of float32."""
-TINY = tl.constexpr(1.1754943508222875e-38)
+"""or the remainder of ``position // inner``."""
 
 
 @triton.jit
 def _per_channel(
     data, position, given, vector, variance, eps, inner, channels, FORM: tl.constexpr, WHERE: tl.constexpr
 ):
-    """The bias or the scale that belongs to each position in an instance, of which the first ``given`` have one."""
+    """Load the bias or the scale of each position in an instance, of which the first ``given`` have one."""
     channel, mask = position, position < given
     if WHERE != DIRECT:
         channel = (position // inner) % channels
@@ -53,16 +46,14 @@ def _per_channel(
 
 @triton.jit
 def _tile(data, start, size, position, usable):
-    """A tile of the entries of instances that start there, in float32, 0 beyond their end; and where it is in them."""
+    """Load a tile of the instances that start there, in float32, 0 beyond their end; and return where it is in them."""
     mask = usable[:, None] & (position < size)[None, :]
     return tl.load(data + start[:, None] + position[None, :], mask=mask, other=0.0).to(tl.float32), mask
 
 
 @triton.jit
-def _added(total, spoiled, entry, scale, P: tl.constexpr, SCALED: tl.constexpr):
-    """The totals with the powers of a tile's entries, divided by ``scale`` first if ``SCALED``."""
-    if SCALED:
-        entry = entry / scale[:, None]
+def _add(total, spoiled, entry, P: tl.constexpr):
+    """Add the powers of a tile's entries to the totals."""
     entry = tl.reshape(entry, [total.shape[0], total.shape[1], entry.shape[1] // total.shape[1]])
     if P == 2:
         total += tl.sum(entry * entry, 2)
@@ -75,15 +66,15 @@ def _added(total, spoiled, entry, scale, P: tl.constexpr, SCALED: tl.constexpr):
 
 
 @triton.jit
-def _norms(x, z, x_at, z_at, begin, end, x_size, z_size, x_scale, z_scale, usable, given, vector, variance, eps,
-           inner, channels, FORM: tl.constexpr, WHERE: tl.constexpr, P: tl.constexpr, SCALED: tl.constexpr,
-           ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr):  # fmt: skip
-    """The sums of powers of x and of Wx for each instance (the largest entries for P = 0, nan if one is not finite).
+def _sums(x, z, x_at, z_at, begin, end, x_size, z_size, usable, given, vector, variance, eps, inner, channels,
+          FORM: tl.constexpr, WHERE: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+          VEC: tl.constexpr):  # fmt: skip
+    """Sum the powers of x and of Wx of each instance (the largest entries for P = 0, nan if one is not finite).
 
-    Of the positions from ``begin`` to ``end``, which are multiples of ``BLOCK`` or the end of all. Both are read in one
-    loop, so that their loads wait for memory together.
+    Positions run from ``begin`` to ``end``, multiples of ``BLOCK`` or the end of all. Both are read in one loop, so
+    that their loads are in flight at the same time.
     """
-    SUMS: tl.constexpr = BLOCK // TOGETHER
+    SUMS: tl.constexpr = BLOCK // VEC
     column = tl.arange(0, BLOCK)
     x_total = tl.zeros([ROWS, SUMS], tl.float32)
     z_total = tl.zeros([ROWS, SUMS], tl.float32)
@@ -104,72 +95,18 @@ def _norms(x, z, x_at, z_at, begin, end, x_size, z_size, x_scale, z_scale, usabl
             z_entry = tl.where(mask, z_entry - value[None, :], 0.0)
         if FORM == NORMALISED:
             z_entry = x_entry * value[None, :]
-        x_total, x_spoiled = _added(x_total, x_spoiled, x_entry, x_scale, P, SCALED)
-        z_total, z_spoiled = _added(z_total, z_spoiled, z_entry, z_scale, P, SCALED)
+        x_total, x_spoiled = _add(x_total, x_spoiled, x_entry, P)
+        z_total, z_spoiled = _add(z_total, z_spoiled, z_entry, P)
     if P == 0:
-        x_norm, z_norm = tl.max(x_total, 1) + tl.sum(x_spoiled, 1), tl.max(z_total, 1) + tl.sum(z_spoiled, 1)
+        x_sum, z_sum = tl.max(x_total, 1) + tl.sum(x_spoiled, 1), tl.max(z_total, 1) + tl.sum(z_spoiled, 1)
     else:
-        x_norm, z_norm = tl.sum(x_total, 1), tl.sum(z_total, 1)
-    return x_norm, z_norm
+        x_sum, z_sum = tl.sum(x_total, 1), tl.sum(z_total, 1)
+    return x_sum, z_sum
 
 
 @triton.jit
-def _raise_maximum(x, z, x_at, z_at, x_size, z_size, usable, given, vector, variance, eps, inner, channels, x_norm,
-                   z_norm, maxima, dropped, index, known, FORM: tl.constexpr, WHERE: tl.constexpr, P: tl.constexpr,
-                   ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr):  # fmt: skip
-    """Raise ``maxima[index]``, which was ``known``, to the largest gain of the instances that have these sums."""
-    one = tl.full([ROWS], 1.0, tl.float32)
-    scale_ratio = one
-    if P != 0:
-        trusted = (x_norm > SMALLEST_TRUSTED) & (x_norm < LARGEST_TRUSTED)
-        trusted &= (z_norm > SMALLEST_TRUSTED) & (z_norm < LARGEST_TRUSTED)
-        if tl.min((trusted | ~usable).to(tl.int32), 0) == 0:
-            size = tl.maximum(x_size, z_size)
-            x_scale, z_scale = _norms(x, z, x_at, z_at, 0, size, x_size, z_size, one, one, usable, given, vector,
-                                      variance, eps, inner, channels, FORM, WHERE, 0, False, ROWS, BLOCK,
-                                      TOGETHER)  # fmt: skip
-            # A comparison and not a maximum, which would lose a nan.
-            x_scale = tl.where(x_scale < TINY, TINY, x_scale)
-            z_scale = tl.where(z_scale < TINY, TINY, z_scale)
-            scale_ratio = z_scale / x_scale
-            x_norm, z_norm = _norms(x, z, x_at, z_at, 0, size, x_size, z_size, x_scale, z_scale, usable, given, vector,
-                                    variance, eps, inner, channels, FORM, WHERE, P, True, ROWS, BLOCK,
-                                    TOGETHER)  # fmt: skip
-    if P == 2:
-        x_norm, z_norm = tl.sqrt(x_norm), tl.sqrt(z_norm)
-    ratio = scale_ratio * (z_norm / x_norm)
-    ratio = tl.where(x_norm == 0.0, 0.0, ratio)
-    finite = tl.abs(ratio) < float("inf")
-    largest = tl.max(tl.where(usable & finite, ratio, 0.0), 0)
-    if largest > known:  # atomics on one address stand in line, and most programs have nothing new to tell
-        tl.atomic_max(maxima + index, largest, sem="relaxed")
-    lost = tl.sum((usable & ~finite).to(tl.int64), 0)
-    if lost > 0:
-        tl.atomic_add(dropped + index, lost, sem="relaxed")
-
-
-@triton.jit
-def sums_kernel(
-    x, z, vector, variance, sums, eps, x_size, z_size, x_step, z_step, parts,
-    P: tl.constexpr, FORM: tl.constexpr, WHERE: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr,
-    BLOCK: tl.constexpr, TOGETHER: tl.constexpr, PART: tl.constexpr,
-):  # fmt: skip
-    """Sum one part of one instance, of x and of Wx; ``gains_kernel`` adds them up, always in the same order."""
-    row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
-    one = tl.full([1], 1.0, tl.float32)
-    begin = tl.program_id(1) * PART
-    end = tl.minimum(begin + PART, tl.maximum(x_size, z_size))
-    x_at, z_at = row * x_step, row * z_step
-    x_sum, z_sum = _norms(x, z, x_at, z_at, begin, end, x_size, z_size, one, one, row >= 0, z_size, vector, variance,
-                          eps, INNER, CHANNELS, FORM, WHERE, P, False, 1, BLOCK, TOGETHER)  # fmt: skip
-    place = sums + row * parts + tl.program_id(1)
-    tl.store(place, x_sum)
-    tl.store(place + tl.num_programs(0) * parts, z_sum)
-
-
-@triton.jit
-def _together(sums, row, usable, parts, P: tl.constexpr, WIDE: tl.constexpr):
-    """What was found for the parts of each instance, added up."""
+def _add_parts(sums, row, usable, parts, P: tl.constexpr, WIDE: tl.constexpr):
+    """Add up the sums of the parts of each instance."""
     part = tl.arange(0, WIDE)
     mask = usable[:, None] & (part < parts)[None, :]
     # Not from a cache of the multiprocessor's own: another one may have written there a moment ago.
@@ -180,37 +117,70 @@ def _together(sums, row, usable, parts, P: tl.constexpr, WIDE: tl.constexpr):
     return total
 
 
+@triton.jit
+def _raise_maximum(x_sum, z_sum, usable, maxima, dropped, index, known, P: tl.constexpr):
+    """Raise ``maxima[index]``, which was ``known``, to the largest gain of the instances that have these sums."""
+    if P == 2:
+        x_sum, z_sum = tl.sqrt(x_sum), tl.sqrt(z_sum)
+    ratio = tl.where(x_sum == 0.0, 0.0, z_sum / x_sum)
+    finite = (tl.abs(ratio) < float("inf")) & (x_sum < float("inf"))
+    largest = tl.max(tl.where(usable & finite, ratio, -0.5), 0)  # -0.5: measured, but no instance was finite
+    if largest > known:  # atomics on one address are serialized, and most programs have nothing new to report
+        tl.atomic_max(maxima + index, largest, sem="relaxed")
+    lost = tl.sum((usable & ~finite).to(tl.int64), 0)
+    if lost > 0:
+        tl.atomic_add(dropped + index, lost, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["index"])
+def sums_kernel(
+    x, z, vector, variance, sums, resting, eps, index, x_size, z_size, x_step, z_step, parts,
+    P: tl.constexpr, FORM: tl.constexpr, WHERE: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr,
+    BLOCK: tl.constexpr, VEC: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """Sum one part of one instance, of x and of Wx; ``gains_kernel`` adds them up, always in the same order."""
+    if tl.load(resting + index) != 0:
+        return
+    row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+    begin = tl.program_id(1) * PART
+    end = tl.minimum(begin + PART, tl.maximum(x_size, z_size))
+    x_sum, z_sum = _sums(x, z, row * x_step, row * z_step, begin, end, x_size, z_size, row >= 0, z_size, vector,
+                         variance, eps, INNER, CHANNELS, FORM, WHERE, P, 1, BLOCK, VEC)  # fmt: skip
+    own = sums + row * parts + tl.program_id(1)
+    tl.store(own, x_sum)
+    tl.store(own + tl.num_programs(0) * parts, z_sum)
+
+
 @triton.jit(do_not_specialize=["index"])  # one compiled kernel serves layers that differ in nothing else
 def gains_kernel(
-    x, z, vector, variance, sums, maxima, dropped, eps, index, rows, x_size, z_size, x_step, z_step, parts,
+    x, z, vector, variance, sums, maxima, dropped, resting, eps, index, rows, x_size, z_size, x_step, z_step, parts,
     P: tl.constexpr, FORM: tl.constexpr, WHERE: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, VEC: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Raise ``maxima[index]`` to the largest gain of the instances, and count those that are not finite.
 
-    From one instance to the next there are ``x_step`` and ``z_step`` entries. ``P`` is 1, 2 or 0 for the infinity norm.
-    ``WIDE`` is 0 if every instance is whole; else the sums of its parts are known, and it is a power of two that is not
-    below their number.
+    Does nothing while ``resting[index]`` is not zero. Instances are ``x_step`` and ``z_step`` entries apart. ``P`` is
+    1, 2 or 0 for the infinity norm. ``WIDE`` is 0 if every instance is whole; else the sums of its parts are known, and
+    it is a power of two that is not below their number.
     """
+    if tl.load(resting + index) != 0:
+        return
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    x_at, z_at = row * x_step, row * z_step
     usable = row < rows
-    known = tl.load(maxima + index, cache_modifier=".cg")  # asked for before the instances, so nobody waits for it
+    known = tl.load(maxima + index, cache_modifier=".cg")  # before the instances, so that nothing waits for it
     if WIDE > 0:
-        x_norm = _together(sums, row, usable, parts, P, WIDE)
-        z_norm = _together(sums + rows * parts, row, usable, parts, P, WIDE)
+        x_sum = _add_parts(sums, row, usable, parts, P, WIDE)
+        z_sum = _add_parts(sums + rows * parts, row, usable, parts, P, WIDE)
     else:
-        one = tl.full([ROWS], 1.0, tl.float32)
-        x_norm, z_norm = _norms(x, z, x_at, z_at, 0, tl.maximum(x_size, z_size), x_size, z_size, one, one, usable,
-                                z_size, vector, variance, eps, INNER, CHANNELS, FORM, WHERE, P, False, ROWS, BLOCK,
-                                TOGETHER)  # fmt: skip
-    _raise_maximum(x, z, x_at, z_at, x_size, z_size, usable, z_size, vector, variance, eps, INNER, CHANNELS, x_norm,
-                   z_norm, maxima, dropped, index, known, FORM, WHERE, P, ROWS, BLOCK, TOGETHER)  # fmt: skip
+        x_sum, z_sum = _sums(x, z, row * x_step, row * z_step, 0, tl.maximum(x_size, z_size), x_size, z_size, usable,
+                             z_size, vector, variance, eps, INNER, CHANNELS, FORM, WHERE, P, ROWS, BLOCK,
+                             VEC)  # fmt: skip
+    _raise_maximum(x_sum, z_sum, usable, maxima, dropped, index, known, P)
 
 
 # --- Several layers in one launch -------------------------------------------------------------------------------------
 #
-# Each layer is one place in the tuples, and its programs follow those of the layer before, from ``begins`` on. Every
+# Each layer is one entry of the tuples, and its programs follow those of the layer before, from ``begins`` on. Every
 # program looks for its layer first, which is why there are few tuples: ``forms`` has 4 index + form.
 #
 # Triton compiles a kernel of its own where a number is 1 or a multiple of 16, and in tuples ``do_not_specialize`` does
@@ -219,7 +189,7 @@ def gains_kernel(
 
 @triton.jit
 def _layer(program, begins):
-    """Whose program this is."""
+    """Find the layer of a program."""
     layer = 0
     for other in tl.static_range(1, len(begins)):
         layer += (program >= (begins[other] >> 1) - 1).to(tl.int32)
@@ -228,7 +198,7 @@ def _layer(program, begins):
 
 @triton.jit
 def _of(layer, values):
-    """The value that belongs to a layer."""
+    """Return the value that belongs to a layer."""
     value = values[0]
     for other in tl.static_range(1, len(values)):
         value = tl.where(layer == other, values[other], value)
@@ -249,13 +219,14 @@ def _is_last(count, counter):
 
 @triton.jit(do_not_specialize=["first"])
 def gains_of_layers_kernel(
-    xs, zs, vectors, variances, room, maxima, dropped, eps, first, forms, begins, rows, x_sizes, z_sizes, channels,
-    P: tl.constexpr, WHERE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
+    xs, zs, vectors, variances, workspace, maxima, dropped, resting, eps, first, forms, begins, rows, x_sizes, z_sizes,
+    channels,
+    P: tl.constexpr, WHERE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VEC: tl.constexpr,
     PART: tl.constexpr, WIDE: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """As ``sums_kernel`` and ``gains_kernel`` in one: of the programs that sum parts of an instance, the last goes on.
 
-    If ``WIDE`` is 0, every instance is whole. In the room are, from ``first`` on, the sums of x in the order of the
+    If ``WIDE`` is 0, every instance is whole. The workspace holds, from ``first`` on, the sums of x in the order of the
     programs, those of Wx, and counters. A program does ``STEPS`` tiles.
     """
     program = tl.program_id(0)
@@ -264,6 +235,8 @@ def gains_of_layers_kernel(
     program -= begin
     form = _number_of(layer, forms)
     index, form = form // 4, form % 4
+    if tl.load(resting + index) != 0:
+        return
     known = tl.load(maxima + index, cache_modifier=".cg")
     all_rows = _number_of(layer, rows)
     x, x_size, z, z_size = _of(layer, xs), _of(layer, x_sizes), _of(layer, zs), _of(layer, z_sizes)
@@ -275,34 +248,24 @@ def gains_of_layers_kernel(
         count = (size + PART - 1) // PART
         start = (program % count) * PART
         end = tl.minimum(size, start + PART)
-    one = tl.full([ROWS], 1.0, tl.float32)
     for step in range(STEPS):
         row = ((program // count).to(tl.int64) * STEPS + step) * ROWS + tl.arange(0, ROWS)
-        x_at, z_at = row * x_size, row * z_size
         usable = row < all_rows
         if form == NORMALISED:
-            x_norm, z_norm = _norms(x, z, x_at, z_at, start, end, x_size, z_size, one, one, usable, given, vector,
-                                    variance, eps, 1, repeat, NORMALISED, WHERE, P, False, ROWS, BLOCK,
-                                    TOGETHER)  # fmt: skip
+            x_sum, z_sum = _sums(x, z, row * x_size, row * z_size, start, end, x_size, z_size, usable, given, vector,
+                                 variance, eps, 1, repeat, NORMALISED, WHERE, P, ROWS, BLOCK, VEC)  # fmt: skip
         else:
-            x_norm, z_norm = _norms(x, z, x_at, z_at, start, end, x_size, z_size, one, one, usable, given, vector,
-                                    vector, 0.0, 1, repeat, BIASED, WHERE, P, False, ROWS, BLOCK, TOGETHER)  # fmt: skip
+            x_sum, z_sum = _sums(x, z, row * x_size, row * z_size, start, end, x_size, z_size, usable, given, vector,
+                                 vector, 0.0, 1, repeat, BIASED, WHERE, P, ROWS, BLOCK, VEC)  # fmt: skip
         goes_on = True
         if WIDE > 0 and count > 1:
-            x_sums = room + first + begin
+            x_sums = workspace + first + begin
             z_sums = x_sums + tl.num_programs(0)
-            tl.store(x_sums + program + tl.arange(0, 1), x_norm)
-            tl.store(z_sums + program + tl.arange(0, 1), z_norm)
+            tl.store(x_sums + program + tl.arange(0, 1), x_sum)
+            tl.store(z_sums + program + tl.arange(0, 1), z_sum)
             goes_on = _is_last(count, z_sums + tl.num_programs(0) + program // count)
             if goes_on:
-                x_norm = _together(x_sums, row, usable, count, P, WIDE)
-                z_norm = _together(z_sums, row, usable, count, P, WIDE)
+                x_sum = _add_parts(x_sums, row, usable, count, P, WIDE)
+                z_sum = _add_parts(z_sums, row, usable, count, P, WIDE)
         if goes_on:
-            if form == NORMALISED:
-                _raise_maximum(x, z, x_at, z_at, x_size, z_size, usable, given, vector, variance, eps, 1, repeat,
-                               x_norm, z_norm, maxima, dropped, index, known, NORMALISED, WHERE, P, ROWS, BLOCK,
-                               TOGETHER)  # fmt: skip
-            else:
-                _raise_maximum(x, z, x_at, z_at, x_size, z_size, usable, given, vector, vector, 0.0, 1, repeat,
-                               x_norm, z_norm, maxima, dropped, index, known, BIASED, WHERE, P, ROWS, BLOCK,
-                               TOGETHER)  # fmt: skip
+            _raise_maximum(x_sum, z_sum, usable, maxima, dropped, index, known, P)

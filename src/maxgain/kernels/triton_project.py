@@ -5,17 +5,8 @@ import triton.language as tl
 
 
 @triton.jit
-def _size(sizes, layer, mask, found_inf, HAS_FOUND_INF: tl.constexpr):
-    """What was measured; nothing, if the step did not take place."""
-    size = tl.load(sizes + layer, mask=mask, other=-1.0)
-    if HAS_FOUND_INF:
-        size = tl.where(tl.load(found_inf) <= 0, size, -1.0)
-    return size
-
-
-@triton.jit
 def project_kernel(
-    chunks, sizes, bounds, divided, found_inf, kept_sizes, scales, counter, count, HAS_FOUND_INF: tl.constexpr,
+    chunks, sizes, bounds, divided, kept_sizes, scales, counts, counter, count,
     ENTRY: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, LAYERS: tl.constexpr,
     IS_LAST: tl.constexpr,
 ):  # fmt: skip
@@ -23,12 +14,12 @@ def project_kernel(
 
     Addresses and lengths are multiples of ``ALIGNED``: if that is 16, a thread reads several entries at once.
 
-    Of the last launch of a step, the last program goes on when all others have read the sizes: it keeps sizes and
-    scales of all ``count`` layers for the user, and leaves the sizes unmeasured and the counter at zero.
+    Of the last launch of a step, the last program goes on when all others have read the sizes: it keeps sizes, scales
+    and counts of all ``count`` layers for the user, and leaves the sizes unmeasured and the counter at zero.
     """
     row = chunks + 3 * tl.program_id(0)
     layer = tl.load(row + 2)
-    factor = tl.div_rn(_size(sizes, layer, True, found_inf, HAS_FOUND_INF), tl.load(bounds + layer))
+    factor = tl.div_rn(tl.load(sizes + layer), tl.load(bounds + layer))
     if factor > 1.0:
         data = tl.multiple_of(tl.load(row).to(tl.pointer_type(ENTRY)), ALIGNED)
         length = tl.multiple_of(tl.load(row + 1), ALIGNED)
@@ -42,9 +33,20 @@ def project_kernel(
             tl.store(counter, 0)
             layers = tl.arange(0, LAYERS)
             mask = layers < count
-            size = _size(sizes, layers, mask, found_inf, HAS_FOUND_INF)
+            size = tl.load(sizes + layers, mask=mask, other=-1.0)
             factors = tl.div_rn(size, tl.load(bounds + layers, mask=mask, other=1.0))
             is_divided = (tl.load(divided + layers, mask=mask, other=0) != 0) & (factors > 1.0)
-            tl.store(scales + layers, tl.div_rn(1.0, tl.where(is_divided, factors, 1.0)), mask=mask)
-            tl.store(kept_sizes + layers, size, mask=mask & (size >= 0))
+            scale = tl.div_rn(1.0, tl.where(is_divided, factors, 1.0))
+            tl.store(scales + layers, scale, mask=mask)
+            # -1: not measured; -0.5: measured, but no instance was finite.
+            tl.store(kept_sizes + layers, tl.where(size >= 0, size, float("nan")), mask=mask & (size > -0.75))
+            _count(counts + layers, size >= 0, mask)
+            _count(counts + count + layers, scale < 1.0, mask)
+            _count(counts + 2 * count + layers, scale < 0.9, mask)
             tl.store(sizes + layers, -1.0, mask=mask)
+
+
+@triton.jit
+def _count(place, happened, mask):
+    """Add one where something happened."""
+    tl.store(place, tl.load(place, mask=mask, other=0) + happened.to(tl.int32), mask=mask)

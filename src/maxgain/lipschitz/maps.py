@@ -1,265 +1,230 @@
 """A layer's linear part as a map between vector spaces: what an operator norm is taken of.
 
-The map has no bias, and belongs to one input size: a convolution's matrix depends on it. The weight is looked up at
+The map has no bias, and belongs to one input shape: a convolution's matrix depends on it. The weight is looked up at
 each use, so a map stays true while its layer is trained.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.utils import _ntuple
 
-from ..convolutions import least_extents, settings
-from ..distributed import whole, whole_weights
+from .._torch import preserve_rng_and_buffers
+from ..distributed import full, gathered_parameters, is_flat_shard
 from ..errors import NormError, UnsupportedLayerError
-from ..functional import check_p
-from ..layers import FoundLayer
-from ..torch_quirks import undisturbed
-from .absolute_sums import AbsoluteSums, sources
+from ..layers import KINDS, Layer
+from .absolute_sums import Lines, largest_absolute_sum, sources
 
 Shape = tuple[int, ...]
-Sizes = tuple[Shape, Shape]
-"""The shapes of one instance of a layer's input and output."""
+Shapes = tuple[Shape, Shape]
+"""Of one instance of a layer's input and output."""
 BASIS_VECTORS_AT_ONCE = 256
 
 
 def check_operator_p(p: float) -> float:
-    """Returns p if the operator norm for it can be computed, and refuses it otherwise."""
-    if check_p(p) not in (1.0, 2.0, math.inf):
-        raise NormError(
-            f"p must be 1, 2 or inf, not {p!r}: no other operator norm of a matrix is known to be tractable."
-        )
+    """Return p if the operator norm for it can be computed."""
+    if p not in (1, 2, math.inf):
+        raise NormError(f"p must be 1, 2 or inf, not {p!r:.40}: no other operator norm of a matrix is tractable.")
     return float(p)
 
 
-class LinearMap(ABC):
+class LinearMap:
     """``x → Wx`` of a layer."""
 
-    def __init__(self, layer: FoundLayer, sizes: Sizes, dtype: torch.dtype) -> None:
-        self.layer = layer
-        self.sizes = sizes
-        self.input_shape, self.output_shape = sizes
-        self.dtype = dtype
+    def __init__(self, layer: Layer, shapes: Shapes, dtype: torch.dtype) -> None:
+        self.layer, self.shapes, self.dtype = layer, shapes, dtype
+        self.input_shape, self.output_shape = shapes
 
     @property
     def weight(self) -> Tensor:
-        """The weight that takes effect, in the type that is computed with."""
-        return whole(self.layer.weight).to(self.dtype)
+        """The weight in use, gathered if it is sharded, in the type that is computed with."""
+        return full(self.layer.weight).to(self.dtype)
 
-    @abstractmethod
-    def apply(self, x: Tensor) -> Tensor:
-        """``Wx`` of a batch of instances."""
+    def _apply(self, x: Tensor) -> Tensor:
+        """Return ``Wx`` of a batch of instances."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _largest_absolute_sum(self, *, rows: bool) -> Tensor:
-        """Of the rows or the columns of the matrix."""
+        """Return the largest absolute sum of the matrix's rows or columns."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def exact_norm(self, p: float) -> Tensor | None:
-        """The operator norm where there is a closed form for it; None where it takes an iteration."""
+        """Return the operator norm where there is a closed form for it; None where it takes an iteration."""
         return None if p == 2 else self._largest_absolute_sum(rows=math.isinf(p))
 
     def there_and_back(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """``(s, z, Wᵀz)`` of a batch of instances, by one forward and one backward; ``Wv = sz`` and z has length 1."""
+        """Return ``(s, z, Wᵀz)`` of a batch, by one forward and one backward; ``Wv = sz`` and z has length 1."""
         with torch.enable_grad(), torch.autocast(v.device.type, enabled=False):
             x = v.detach().requires_grad_()
-            z = self.apply(x)
+            z = self._apply(x)
             length = length_of(z.detach())
-            direction = z.detach() / torch.where(length > 0, length, torch.ones_like(length))
+            direction = z.detach() / torch.where(length > 0, length, 1.0)
             (back,) = torch.autograd.grad(z, x, direction)
         return length, direction, back
 
-    def rounded_to(self, dtype: torch.dtype) -> Self:
-        """The same map, computed with in another type."""
-        return type(self)(self.layer, self.sizes, dtype)
-
 
 class OwnForward(LinearMap):
-    """A layer with a forward that nothing is known of: what it does to vectors is all there is to go by."""
+    """A layer with a forward of its own: its matrix is known by what the forward does to vectors."""
 
-    @torch.no_grad()
-    def __init__(self, layer: FoundLayer, sizes: Sizes, dtype: torch.dtype) -> None:
-        super().__init__(layer, sizes, dtype)
-        first, second = (random_vector(self.input_shape, seed).to(layer.weight).unsqueeze(0) for seed in (0, 1))
-        try:
-            apart, together = self.apply(first) + self.apply(second), self.apply(first + second)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # a forward is arbitrary code
-            raise _no_norm(layer, f"it cannot be run on its input alone ({type(error).__name__}: {error})") from error
-        if not torch.allclose(apart, together, rtol=1e-2, atol=1e-2 * float(apart.abs().amax())):
-            raise _no_norm(layer, "its Wx is not linear in its input")
-
-    def apply(self, x: Tensor) -> Tensor:
-        """``Wx`` of a batch of instances."""
-        module, kind = self.layer.module, self.layer.kind
-        x = x.to(self.layer.weight.dtype, copy=True)  # which the forward may change in place
-        with undisturbed(module, x.device):
-            return kind.linear_part(module, x, module.forward(x) if kind.needs_output else None)[1].to(self.dtype)
+    def _apply(self, x: Tensor) -> Tensor:
+        module = self.layer.module
+        x = x.to(self.layer.weight.dtype, copy=True)  # the forward may change it in place
+        with preserve_rng_and_buffers(module, x.device), gathered_parameters(module):
+            return self.layer.linear_part(x, module.forward(x))[1].to(self.dtype)
 
     def _largest_absolute_sum(self, *, rows: bool) -> Tensor:
-        """Found by sending every basis vector through the layer, whose matrix may be anything."""
+        """Send every basis vector through the layer, whose matrix may be anything."""
         size, device = math.prod(self.input_shape), self.layer.weight.device
         sums = []
         for start in range(0, size, BASIS_VECTORS_AT_ONCE):
             count = min(BASIS_VECTORS_AT_ONCE, size - start)
             vectors = torch.zeros(count, size, dtype=self.dtype, device=device)
             vectors.diagonal(start).fill_(1)
-            columns = self.apply(vectors.view(count, *self.input_shape)).flatten(1).abs()
+            columns = self._apply(vectors.view(count, *self.input_shape)).flatten(1).abs()
             sums.append(columns.sum(0) if rows else columns.sum(1).amax())
         return torch.stack(sums).sum(0).amax() if rows else torch.stack(sums).amax()
 
-
-def _no_norm(layer: FoundLayer, reason: str) -> UnsupportedLayerError:
-    what = f"layer {layer.name!r} ({type(layer.module).__name__})"
-    return UnsupportedLayerError(f"{what} has no operator norm: {reason}. Leave it out with exclude={layer.name!r}.")
+    @torch.no_grad()
+    def linearity_error(self) -> str | None:
+        """Say why the layer has no operator norm; None if it has one."""
+        first, second = (random_vector(self.input_shape, seed).to(self.layer.weight).unsqueeze(0) for seed in (0, 1))
+        try:
+            separate, joint = self._apply(first) + self._apply(second), self._apply(first + second)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a forward is arbitrary code
+            return f"it cannot be run on its input alone ({type(error).__name__}: {error})"
+        if not torch.allclose(separate, joint, rtol=1e-2, atol=1e-2 * float(separate.abs().amax())):
+            return "its Wx is not linear in its input"
+        return None
 
 
 class Diagonal(LinearMap):
     """The scale of a normalisation layer: the norm is the largest entry, for every p."""
 
-    @property
-    def weight(self) -> Tensor:
-        """The diagonal."""
-        diagonal = self.layer.kind.diagonal
-        assert diagonal is not None
-        with whole_weights(self.layer.module):
-            return diagonal(self.layer.module, self.dtype)
-
-    def apply(self, x: Tensor) -> Tensor:
-        """``Wx`` of a batch of instances, an instance being one number per scale."""
-        return x * self.weight
-
     @torch.no_grad()
     def exact_norm(self, p: float) -> Tensor:
-        """The largest entry."""
-        return self._largest_absolute_sum(rows=math.isinf(p))
-
-    def _largest_absolute_sum(self, *, rows: bool) -> Tensor:
-        return self.weight.abs().amax()
+        """Return the largest entry."""
+        assert self.layer.kind.diagonal is not None
+        with gathered_parameters(self.layer.module):
+            return self.layer.kind.diagonal(self.layer.module).to(self.dtype).abs().amax()
 
 
 class Dense(LinearMap):
     """A matrix that is there to be read."""
 
-    def apply(self, x: Tensor) -> Tensor:
-        """``Wx`` of a batch of instances."""
+    @property
+    def weight(self) -> Tensor:
+        """The matrix as (outputs, inputs)."""
+        return super().weight.T if self.layer.is_transposed else super().weight
+
+    def _apply(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight)
 
     def _largest_absolute_sum(self, *, rows: bool) -> Tensor:
         return self.weight.abs().sum(1 if rows else 0).amax()
 
 
-class TransposedDense(Dense):
-    """A dense layer that keeps its matrix as (inputs, outputs)."""
-
-    @property
-    def weight(self) -> Tensor:
-        """The matrix as (outputs, inputs)."""
-        return super().weight.T
-
-
 class Convolution(LinearMap):
-    """A convolution of inputs of one size."""
+    """A convolution of inputs of one shape."""
 
-    module: Any
+    def __init__(self, layer: Layer, shapes: Shapes, dtype: torch.dtype) -> None:
+        super().__init__(layer, shapes, dtype)
+        self.module: Any = layer.module
+        self._lines: dict[tuple[bool, torch.device], Lines] = {}
 
-    def __init__(self, layer: FoundLayer, sizes: Sizes, dtype: torch.dtype) -> None:
-        super().__init__(layer, sizes, dtype)
-        self.module = layer.module
-        self._sums: dict[tuple[bool, torch.device], AbsoluteSums] = {}
-
-    def apply(self, x: Tensor) -> Tensor:
-        """``Wx`` of a batch of instances."""
+    def _apply(self, x: Tensor) -> Tensor:
         z: Tensor = self.module._conv_forward(x, self.weight, None)
         return z
 
     def _largest_absolute_sum(self, *, rows: bool) -> Tensor:
-        weight = self.weight
+        weight, rows = self.weight, rows != self.layer.is_transposed
         which = rows, weight.device  # the model may be moved
-        if which not in self._sums:
-            self._sums[which] = AbsoluteSums.of(self._reads(), self.module.groups, weight, rows=rows)
-        return self._sums[which].largest(weight)
+        if which not in self._lines:
+            self._lines[which] = Lines.of(self._reads(), weight, rows=rows)
+        return largest_absolute_sum(weight, self.module.groups, self._lines[which], rows=rows)
 
     def _reads(self) -> list[Tensor]:
-        """What each tap reads, along each dimension."""
+        """Which entries each tap reads along each dimension; a transposed convolution writes to them."""
         m = self.module
+        small, large = self.shapes if self.layer.is_transposed else self.shapes[::-1]
+        kernel, stride, dilation = self._settings("kernel_size", "stride", "dilation")
         if m.padding_mode == "zeros" and not isinstance(m.padding, str):
-            paddings = [(pad, pad) for pad in settings(m, "padding")[0]]
+            paddings = [(pad, pad) for pad in self._settings("padding")[0]]
         else:
             ends = m._reversed_padding_repeated_twice[::-1]
             paddings = list(zip(ends[1::2], ends[::2], strict=True))
-        kernel, stride, dilation = settings(m, "kernel_size", "stride", "dilation")
-        sizes = zip(self.input_shape[1:], kernel, stride, dilation, paddings, strict=True)
-        return [sources(*size, m.padding_mode) for size in sizes]
+        each = zip(large[1:], kernel, stride, dilation, paddings, strict=True)
+        return [sources(*one, m.padding_mode)[:size] for one, size in zip(each, small[1:], strict=True)]
+
+    def _settings(self, *names: str) -> list[tuple[int, ...]]:
+        """Each setting along each dimension; one that was changed after construction may be a plain number."""
+        along = _ntuple(len(self.module.kernel_size), "along")  # type: ignore[no-untyped-call]
+        return [along(getattr(self.module, name)) for name in names]
 
 
 class TransposedConvolution(Convolution):
-    """What a convolution of the output's size does to vectors from the other side."""
+    """The transpose of a convolution that takes the output's shape to the input's."""
 
-    def apply(self, x: Tensor) -> Tensor:
-        """``Wx`` of a batch of instances."""
+    def _apply(self, x: Tensor) -> Tensor:
         m = self.module
         function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[len(m.kernel_size) - 1]
-        z: Tensor = function(x, self.weight, None, m.stride, m.padding, self._extra(), m.groups, m.dilation)
+        # forward(x, output_size) can choose another size in each call.
+        sizes = self.input_shape[1:], self.output_shape[1:]
+        each = zip(*sizes, *self._settings("stride", "padding", "dilation", "kernel_size"), strict=True)
+        extra = [out - ((n - 1) * s - 2 * pad + d * (k - 1) + 1) for n, out, s, pad, d, k in each]
+        z: Tensor = function(x, self.weight, None, m.stride, m.padding, extra, m.groups, m.dilation)
         return z
 
-    def _extra(self) -> list[int]:
-        """What the call added to the output's size; ``forward(x, output_size)`` can choose another each time."""
-        least = least_extents(self.module, self.input_shape[1:])
-        return [out - n for out, n in zip(self.output_shape[1:], least, strict=True)]
 
-    def _largest_absolute_sum(self, *, rows: bool) -> Tensor:
-        return super()._largest_absolute_sum(rows=not rows)
-
-    def _reads(self) -> list[Tensor]:
-        kernel, stride, dilation, pads = settings(self.module, "kernel_size", "stride", "dilation", "padding")
-        paddings = [(pad, pad) for pad in pads]
-        sizes = zip(self.output_shape[1:], kernel, stride, dilation, paddings, strict=True)
-        return [sources(*size, "zeros")[:n] for size, n in zip(sizes, self.input_shape[1:], strict=True)]
-
-
-MAPS: dict[str, type[LinearMap]] = {
-    cls.__name__: cls for cls in (Dense, TransposedDense, Convolution, TransposedConvolution, Diagonal, OwnForward)
+MAPS: dict[type[nn.Module] | str, type[LinearMap]] = {
+    nn.Linear: Dense,
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), Convolution),
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), TransposedConvolution),
+    "transformers.pytorch_utils.Conv1D": Dense,
+    "torch_geometric.nn.dense.linear.Linear": Dense,
 }
-"""What the rows of ``layers`` name."""
+"""The map of each row of ``layers.KINDS`` that is not diagonal; of others, and of own forwards, ``OwnForward``."""
 
 
-def linear_map(layer: FoundLayer, sizes: Sizes | None, dtype: torch.dtype) -> LinearMap | None:
-    """The map of a layer, or None if it depends on the input's size and that is not known."""
-    # A scale is the weight, whatever its layer does besides. Other settings say nothing of what a new forward does.
-    own = MAPS[layer.kind.linear_map]
-    if layer.own_forward and own is not Diagonal:
-        own = OwnForward
+def linear_map(layer: Layer, shapes: Shapes | None, dtype: torch.dtype) -> LinearMap | None:
+    """Return the map of a layer; None if it depends on the input's shape and that is not known."""
     shape = tuple(layer.weight.shape)
-    if own is Diagonal:
-        sizes = (shape, shape)
-    elif issubclass(own, Dense):
-        outputs, inputs = shape if own is Dense else shape[::-1]
-        sizes = (inputs,), (outputs,)
-    return None if sizes is None else own(layer, sizes, dtype)
+    if layer.kind.diagonal is not None:  # the scale is the weight, whatever the layer does besides
+        return Diagonal(layer, (shape, shape), dtype)
+    if is_flat_shard(layer.parameter):
+        raise UnsupportedLayerError(
+            f"layer {layer.name!r} ({type(layer.module).__name__}) has no operator norm: FullyShardedDataParallel "
+            "keeps a flat piece of its weight. Use fully_shard."
+        )
+    kind: type[LinearMap] = OwnForward
+    if layer.kind.form == "affine" and not layer.own_forward:
+        kind = next((MAPS[row] for row in MAPS if layer.kind is KINDS[row]), OwnForward)
+    if kind is Dense:
+        shapes = (shape[:1], shape[1:]) if layer.is_transposed else (shape[1:], shape[:1])
+    return None if shapes is None else kind(layer, shapes, dtype)
 
 
-def instance_sizes(layer: FoundLayer, x: Tensor, output: Tensor) -> Sizes:
-    """The shapes of one instance, from what goes into and comes out of the layer."""
+def instance_shapes(layer: Layer, x: Tensor, output: Any) -> Shapes:
+    """Return the shapes of one instance, from a call of the layer."""
     dims = layer.instance_dims(x)
-    # What a registered layer returns may be anything, and nobody asks for its size.
-    shaped = output if layer.kind.output_is_part else x
-    return tuple(x.shape[-dims:]), tuple(shaped.shape[-dims:])
+    like = output if layer.kind.form == "affine" else x  # others may return anything
+    return tuple(x.shape[-dims:]), tuple(like.shape[-dims:])
 
 
 def length_of(v: Tensor) -> Tensor:
-    """The 2-norm, in float64 where there is one: the squares of a small or large v are beyond float32."""
+    """Return the 2-norm, in float64 where there is one: the squares of a small or large v are beyond float32."""
     length: Tensor = torch.linalg.vector_norm(v, dtype=None if v.device.type == "mps" else torch.float64)
     return length
 
 
 def random_vector(shape: Shape, seed: int = 0) -> Tensor:
-    """A unit vector to begin an iteration with, the same each time."""
+    """Return a unit vector to begin an iteration with, the same each time."""
     vector = torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), dtype=torch.float64, device="cpu")
     return vector.div_(torch.linalg.vector_norm(vector))

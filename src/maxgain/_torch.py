@@ -1,0 +1,276 @@
+"""What leans on torch's insides, which its documentation does not promise, and which test guards it.
+
+All of it was seen on torch 2.11 to 2.13, unless it says otherwise. When a new torch breaks one, the named test fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, Node
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .errors import AttachError, ScriptingError
+
+# --- Optimizers -------------------------------------------------------------------------------------------------------
+
+
+def parameters_of(optimizer: Optimizer) -> set[int]:
+    """The identities of the parameters that an optimizer holds."""
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def inner_optimizer(optimizer: Any, weights: set[int]) -> Optimizer:
+    """Return the torch optimizer that updates the weights: itself, or the one in a wrapper (Accelerate's, SAM)."""
+    hooks = "_optimizer_step_post_hooks"
+    while not type(optimizer).__module__.startswith("torch.optim."):  # those wrap nothing
+        held = parameters_of(optimizer) if hasattr(optimizer, "param_groups") else set()
+        if not hasattr(optimizer, hooks):  # else it may leave parts of its steps to others: ZeroRedundancyOptimizer
+            held &= weights
+        parts = [*getattr(optimizer, "__dict__", {}).values(), getattr(optimizer, "optimizer", None)]
+        inside = {id(part): part for part in parts if isinstance(part, Optimizer) and part is not optimizer}
+        same = [part for part in inside.values() if parameters_of(part) & weights and parameters_of(part) >= held]
+        if len(same) != 1:
+            break
+        optimizer = same[0]
+    if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, hooks):
+        raise AttachError(
+            f"attach() takes a torch.optim.Optimizer or a wrapper of one, not {type(optimizer).__name__}. "
+            "Attach several one by one; without a torch optimizer, call step() after each update."
+        )
+    return optimizer
+
+
+# --- Hooks ------------------------------------------------------------------------------------------------------------
+
+
+class ForwardHook:
+    """A forward hook that does not travel: a copied or pickled model is a plain module, without our types in it.
+
+    Torch copies and pickles a module's hooks with it. Seen on torch 2.11 to 2.13. Guarded by
+    tests/promises/test_plain_module.py.
+
+    Before each call of compiled code torch checks all that its hooks read, in every layer. Dearest is an object that is
+    reached in several ways, or from several layers: whether it still is the same one is asked in Python. Next comes the
+    ``__call__`` of an object, while a method with a name is free if the object has slots, in which nothing can hide it.
+    So hooks and what they call have slots, and share few objects. Seen on torch 2.11 to 2.13. Guarded by
+    tests/promises/test_compile.py.
+    """
+
+    __slots__ = ()
+
+    @property
+    def __name__(self) -> str:
+        # torch.jit.script compiles the hooks of a module, and asks for their names first.
+        raise ScriptingError("A model cannot be scripted while a constraint watches it: call detach(), then script it.")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A callable of the standard library that takes anything and returns None, so it can stand in for a hook.
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def invalidate_compiled_code(module: nn.Module) -> None:
+    """Make torch.compile notice that this module now has a hook.
+
+    torch.compile does not check for hooks before it runs what it compiled without them, for this model or for another
+    one of the same architecture. It does check the type of a module's dictionary of parameters, so that is changed to
+    another type that behaves the same. Seen on torch 2.11 to 2.13. Guarded by tests/promises/test_compile.py
+    (promise 11).
+    """
+    module.__dict__["_parameters"] = OrderedDict(module._parameters)
+
+
+def restore_compiled_code(module: nn.Module) -> None:
+    """Undo ``invalidate_compiled_code`` once the last hook of ours is gone."""
+    if not any(isinstance(hook, ForwardHook) for hook in module._forward_hooks.values()):
+        module.__dict__["_parameters"] = dict(module._parameters)
+
+
+@contextlib.contextmanager
+def preserve_rng_and_buffers(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Run a module on the side, without autocast: its buffers and the random numbers are afterwards as they were.
+
+    The buffers are replaced by copies meanwhile; what was done to one in place and undone would upset autograd.
+    Guarded by tests/test_models.py.
+    """
+    buffers = [(part._buffers, name, buffer) for part in module.modules() for name, buffer in part._buffers.items()]
+    try:
+        for home, name, buffer in buffers:
+            home[name] = None if buffer is None else buffer.clone()
+        with torch.random.fork_rng([device] if device.type == "cuda" and not is_capturing(device) else []):
+            yield
+    finally:
+        for home, name, buffer in buffers:
+            home[name] = buffer
+
+
+# --- Compiling and capturing ------------------------------------------------------------------------------------------
+
+
+def put_first(hooks: dict[int, Any], name: int) -> None:
+    """Have one of a module's hooks called before the others.
+
+    The others are added again behind it. ``prepend=True`` and ``move_to_end`` would leave it where it was for the
+    compiler of torch 2.11, which reads an ordered dictionary as a plain one. Not seen on torch 2.12 and 2.13. Guarded
+    by tests/promises/test_compile.py.
+    """
+    for other in [other for other in hooks if other != name]:
+        hooks[other] = hooks.pop(other)
+
+
+def skip_standalone_compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have torch.compile read a function where compiled code calls it, and leave it alone everywhere else.
+
+    Behind a graph break hooks are called by code that is not compiled. torch.compile would then compile them by
+    themselves, once for each layer until it gives up, and say so. As ``torch._dynamo.eval_frame.skip_code`` does, for
+    what the function calls as well, and without the seconds that importing it takes. Seen on torch 2.11 to 2.13.
+    Guarded by tests/promises/test_compile.py.
+    """
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    return function
+
+
+def is_exporting() -> bool:
+    """Whether torch.export is tracing the model, whose program must not contain our measuring.
+
+    The flag and not ``torch.compiler.is_exporting()``, which torch.compile takes to be true on torch 2.11.
+    Guarded by tests/promises/test_plain_module.py.
+    """
+    return bool(torch.compiler._is_exporting_flag)
+
+
+_SIMULATIONS = tuple(torch._C._TorchDispatchModeKey.__members__.values())
+
+
+def is_simulated(x: Tensor) -> bool:
+    """Whether a forward is run to be transformed or traced, and not to compute anything: there is nothing to measure.
+
+    Under ``torch.func`` (grad, vmap, jacrev), ``make_fx``, ``aot_module``, fake tensors, ``torch.jit.trace`` and on the
+    meta device a tensor stands for others, and changing a plain tensor in place by it fails. Seen on torch 2.11 to
+    2.13. Guarded by tests/promises/test_plain_module.py.
+    """
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or (
+            torch._C._len_torch_dispatch_stack() > 0
+            and any(torch._C._get_dispatch_mode(mode) is not None for mode in _SIMULATIONS)
+        )
+        or torch._C._is_tracing()
+        or (type(x) is not Tensor and any(one.__name__ in ("FakeTensor", "Proxy") for one in type(x).__mro__))
+        or getattr(x, "is_meta", False)
+    )
+
+
+count_modes, without_modes = torch._C._len_torch_dispatch_stack, _disable_current_modes
+"""How many dispatch modes see what is computed, and a context in which none does (test_compile).
+
+Selective checkpointing is one: it replays results in the order of operations, and refuses changed ones.
+"""
+
+
+def is_compiling_transform() -> bool:
+    """Whether compiled code applies ``torch.func`` to a forward, which it does not simulate otherwise.
+
+    torch.compile takes the None of an empty stack to be something else than None, but knows its type. Seen on torch
+    2.11 to 2.13. Guarded by tests/promises/test_plain_module.py.
+    """
+    functorch = torch._C._functorch
+    return isinstance(functorch.peek_interpreter_stack(), functorch.CInterpreter)
+
+
+def alias_output(output: Tensor) -> Tensor:
+    """A view of a layer's output for the model to go on with, while our measuring alone reads the output itself.
+
+    Otherwise torch.compile keeps more for the backward. It keeps, and does not compute again, what is computed from a
+    tensor that an operation which cannot be fused has read before. Measuring is such an operation: of every GELU behind
+    a layer in bfloat16 the derivative was kept in float32. What is computed from an earlier view is not affected. There
+    are two views, because a single one that changes nothing would be taken out again.
+
+    This matters behind dense layers that are given sequences, whose output is a view itself. Behind convolutions it
+    would cost gradients of residual networks a copy. The model cannot call ``detach_()`` on a view, and so no longer on
+    the output of such a layer without a bias; with a bias it never could. Seen on torch 2.11 to 2.13. Guarded by
+    tests/promises/test_compile.py.
+    """
+    return output.unsqueeze(0).squeeze(0)
+
+
+def register_post_grad_pass(merge: Callable[[Graph], None], *files: str) -> None:
+    """Have Inductor call a function with each graph that nothing is changed in place in, before it makes code of it.
+
+    There is one place for such a function, in its configuration; one that is somebody else's is left there. What the
+    files contain, and this one, is part of what compiled code is stored under. Seen on torch 2.11 to 2.13. Guarded by
+    tests/kernels/test_merging.py.
+    """
+    from torch._inductor import config, custom_graph_pass
+
+    if config.post_grad_custom_post_pass is not None:
+        return
+
+    class Merging(custom_graph_pass.CustomGraphPass):
+        def __call__(self, graph: Graph) -> None:
+            merge(graph)
+
+        def uuid(self) -> Any:
+            return custom_graph_pass.get_hash_for_files((*files, __file__))
+
+    config.post_grad_custom_post_pass = Merging()
+
+
+class Memory(NamedTuple):
+    """What a tensor lies in, alone or with its views."""
+
+    storage: int
+    bytes: int
+
+
+def memory_of(node: Node) -> Memory:
+    """Where the result of a graph's node will lie; nothing at all if it is not a tensor.
+
+    Tensors that stand for others while code is compiled share storage where those will. If code is compiled for all
+    sizes, this is of the sizes at hand, for which it is not compiled alone. One that is known only when the code runs,
+    as of the entries that are not zero, counts as none. Seen on torch 2.11 to 2.13. Guarded by
+    tests/kernels/test_merging.py.
+    """
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return Memory(0, 0)
+    storage = value.untyped_storage()
+    size: Any = storage.nbytes()
+    return Memory(storage._cdata, size if isinstance(size, int) else int(size.node.hint or 0))
+
+
+def at_fixed_address(tensor: Tensor) -> Tensor:
+    """Say that the tensor stays where it is, so that compiled CUDA graphs need no copy of it.
+
+    As ``torch._dynamo.mark_static_address`` does, without the seconds that importing it takes. Seen on torch 2.11 to
+    2.13. Guarded by tests/promises/test_cuda.py.
+    """
+    tensor._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]
+    return tensor
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether work on this device is being recorded into a CUDA graph, where the host must not look at any result."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def direct_launch(compiled: Any, grid: tuple[int, int, int]) -> Callable[..., None]:
+    """Launch a compiled Triton kernel without Triton's dispatcher, most of what a launch costs (test_cuda).
+
+    ``compiled`` is what ``kernel[grid](...)`` returned. An address is taken for a tensor. Seen on Triton 3.6.
+    """
+    raw_stream = torch._C._cuda_getCurrentRawStream
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+
+    def launch(device: int, *arguments: Any) -> None:
+        run(*grid, raw_stream(device), function, metadata, None, None, None, *arguments)
+
+    return launch

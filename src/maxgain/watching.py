@@ -1,0 +1,259 @@
+"""Watch a training run: write the gains of its layers to a logger, and raise an alarm when a layer goes wrong.
+
+How it works: ``watch`` measures with a ``MaxGain`` whose bound is infinite. ``Watch.log`` ends a step: it copies all
+numbers from the device without waiting, sends them to a writer, and has ``Alarms`` judge them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .alarms import Alarm, Alarms
+from .checks import warn
+from .constraint import Constraint
+from .distributed import max_over_ranks
+from .errors import MaxGainError
+from .gain import MaxGain
+from .layers import ITSELF
+
+Log = Literal["worst", "all"]
+Send = Callable[[dict[str, float], int], Any]
+
+
+class Watch:
+    """What ``watch`` returns: call ``log(step)`` once after each optimizer step."""
+
+    def __init__(
+        self,
+        constraint: Constraint,
+        *,
+        is_own: bool,
+        every: int,
+        send: Send,
+        log: Log,
+        alarms: Alarms,
+        on_alarm: Callable[[Alarm], Any],
+    ) -> None:
+        self.constraint = constraint
+        self.numbers: dict[str, float] = {}
+        """What was logged last."""
+        self._is_own, self._every, self._send, self._log = is_own, every, send, log
+        self._alarms, self._on_alarm = alarms, on_alarm
+        self._calls = 0
+        self._pending: tuple[int, Tensor, Any] | None = None
+
+    def log(self, step: int) -> None:
+        """End a step: every k-th time, write its gains and look for alarms.
+
+        On a GPU the numbers are copied without waiting and handled by a later call, normally the next. Where several
+        ranks train one model, all of them call this.
+        """
+        self._check_mask()
+        if self._is_own:
+            self.constraint.step()
+        elif not self._calls and not self.constraint._attached:
+            name = type(self.constraint).__name__
+            warn(f"This {name} is attached to no optimizer, so it has no gains to log. Call attach(optimizer).")
+        is_due = self._calls % self._every == 0
+        self._calls += 1
+        if self._pending is not None and (is_due or self._pending[2].query()):
+            self.flush()
+        if is_due:
+            self._pending = (step, *self._snapshot())
+            if self._pending[2] is None:
+                self.flush()
+
+    def flush(self) -> None:
+        """Handle numbers that are still on their way from the device."""
+        if self._pending is None:
+            return
+        (step, rows, event), self._pending = self._pending, None
+        if event is not None:
+            event.synchronize()
+        gains, scales, dropped = (self.constraint._by_name(row) for row in rows)
+        counts = {name: int(count) for name, count in dropped.items()}
+        gains = {name: gain for name, gain in gains.items() if not math.isnan(gain) or counts[name]}
+        if not gains:
+            return  # nothing was measured
+        self.numbers = curves(gains, scales if any(self.constraint._is_bounded) else {}, self._log)
+        self._send(self.numbers, step)
+        if alarm := self._alarms.look(step, gains, counts):
+            self._on_alarm(alarm)
+
+    def close(self) -> None:
+        """Handle what is on its way, and take the measurement out of the model."""
+        self.flush()
+        if self._is_own:
+            self.constraint.detach()
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Which tokens count, such as a batch's attention mask; set it before each forward. 0 leaves a token out.
+
+        It holds for dense layers whose input has the mask's shape and one more dimension, and until it is set again.
+        """
+        return self.constraint.mask if isinstance(self.constraint, MaxGain) else None
+
+    @mask.setter
+    def mask(self, mask: Tensor | None) -> None:
+        if not isinstance(self.constraint, MaxGain) or self.constraint.instance != "auto":
+            raise MaxGainError("a mask leaves out tokens: it needs a MaxGain with instance='auto'.")
+        self.constraint.mask, self.constraint.mask_uses = mask, 0
+
+    def _check_mask(self) -> None:
+        if isinstance(self.constraint, MaxGain) and self.mask is not None and not self.constraint.mask_uses:
+            raise MaxGainError(
+                f"no layer took the mask of shape {tuple(self.mask.shape)}: compiled forwards take none, or "
+                "no dense layer's input has this shape and one more dimension. Set mask to None."
+            )
+
+    def _snapshot(self) -> tuple[Tensor, Any]:
+        constraint = self.constraint
+        dropped = max_over_ranks(constraint._dropped().to(constraint._gains.dtype), constraint.process_group)
+        rows = torch.stack([constraint._gains, constraint._scales, dropped])
+        if not rows.is_cuda:
+            return rows.cpu(), None
+        copy = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return copy, event
+
+
+def watch(
+    model: nn.Module | Constraint,
+    *,
+    every: int = 8,
+    to: Any = None,
+    log: Log = "worst",
+    jump: float = 2.0,
+    growth: float = 4.0,
+    warmup: int = 200,
+    on_alarm: Callable[[Alarm], Any] | None = None,
+    **options: Any,
+) -> Watch:
+    """Measure how much every layer amplifies its input, without changing a bit of the training.
+
+    Call ``log(step)`` on what this returns, once after each optimizer step. That call is all that says that a step is
+    over, so nothing is attached, and it works the same for eager, compiled and captured steps and under accumulation,
+    where the largest gain of all batches since the last call counts.
+
+    A gain is ``‖Wx‖ / ‖x‖``, the largest over the instances of a step. An instance is a token for a dense layer, and a
+    sample for a convolution or batch norm; ``instance='sample'`` makes it a sample everywhere. Padded tokens count
+    unless ``mask`` is set.
+
+    Args:
+        model: The model, or a constraint that bounds it already, whose gains are then written.
+        every: Measure, write and judge every k-th step.
+        to: Where numbers go: a TensorBoard ``SummaryWriter``, a Weights & Biases run, ``trackio``, ``mlflow``, a logger
+            of Lightning, a path of JSON lines, or a function of a dictionary and the step. None only looks for alarms.
+        log: ``'worst'`` writes ``gain/worst``, ``gain/median`` and, under its own name, the gain of the worst layer;
+            ``'all'`` writes every layer's. A bound adds ``scale/...``: the smallest factor, or every layer's.
+        jump: An alarm is a gain above this many times the median of the layer's recent gains.
+        growth: An alarm is a recent median above this many times the first one after the warm-up.
+        warmup: For how many steps only gains that are not finite are an alarm.
+        on_alarm: Called with the ``Alarm`` of a step, at most one; it may raise to stop the run. None warns.
+        **options: Further arguments of ``MaxGain``: ``p``, ``instance``, ``parts``, ``include``, ``exclude``,
+            ``process_group``.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> watching = watch(model, to=lambda numbers, step: print(step, list(numbers)))
+        >>> for step in range(9):
+        ...     model(torch.ones(16, 4)).sum().backward()  # and optimizer.step()
+        ...     watching.log(step)
+        0 ['gain/worst', 'gain/median', 'gain/0']
+        8 ['gain/worst', 'gain/median', 'gain/0']
+    """
+    if log not in ("worst", "all"):
+        raise MaxGainError(f"log must be 'worst' or 'all', not {log!r:.40}.")
+    for name, value in {"jump": jump, "growth": growth}.items():
+        if not isinstance(value, int | float) or not value > 1:
+            raise MaxGainError(f"{name} must be a number above 1 (inf: never an alarm), not {value!r:.40}.")
+    if not isinstance(warmup, int | float) or not warmup >= 0:
+        raise MaxGainError(f"warmup must be a number of steps, not {warmup!r:.40}.")
+    if not callable(on_alarm) and on_alarm is not None:
+        raise MaxGainError(f"on_alarm must be a function of an Alarm, not {on_alarm!r:.40}.")
+    if not isinstance(every, int) or every < 1:
+        raise MaxGainError(f"every must be a whole number from 1 on, not {every!r:.40}.")
+    if "gamma" in options:
+        raise MaxGainError(
+            "watch() bounds nothing: pass it MaxGain(model, gamma).attach(optimizer) in place of the model."
+        )
+    is_own = not isinstance(model, Constraint)
+    if options and not is_own:
+        raise MaxGainError(f"this {type(model).__name__} is made already: pass {', '.join(options)} to it.")
+    constraint = model if isinstance(model, Constraint) else MaxGain(model, math.inf, every=every, **options)
+    return Watch(
+        constraint,
+        is_own=is_own,
+        every=every,
+        send=sender(to),
+        log=log,
+        alarms=Alarms(jump, growth, math.ceil(warmup / every)),
+        on_alarm=on_alarm or (lambda alarm: warn(str(alarm))),
+    )
+
+
+def curves(gains: Mapping[str, float], scales: Mapping[str, float], log: Log) -> dict[str, float]:
+    """Name the numbers to write; a gain that is not finite is the worst.
+
+    Examples:
+        >>> curves({"a": 1.0, "b": 3.0, "c": 2.0}, {}, "worst")
+        {'gain/worst': 3.0, 'gain/median': 2.0, 'gain/b': 3.0}
+    """
+    worst = max(gains, key=lambda name: math.inf if math.isnan(gains[name]) else gains[name])
+    finite = [gain for gain in gains.values() if not math.isnan(gain)] or [math.nan]
+    numbers = {"gain/worst": gains[worst], "gain/median": statistics.median(finite)}
+    if scales and log == "worst":
+        numbers["scale/smallest"] = min(scales.values())
+    shown = gains if log == "all" else {worst: gains[worst]}
+    numbers |= {f"gain/{name or ITSELF}": gain for name, gain in shown.items()}
+    return numbers | ({f"scale/{name or ITSELF}": scales[name] for name in gains} if scales and log == "all" else {})
+
+
+def sender(to: Any) -> Send:
+    """Return the function that hands numbers and their step to a writer, known by the methods that it has."""
+    if to is None:
+        return lambda numbers, step: None
+    if isinstance(to, str | PathLike):
+        Path(to).open("a").close()  # a path that cannot be written to is known at once
+        return lambda numbers, step: _append(Path(to), numbers, step)
+    if hasattr(to, "add_scalar"):  # TensorBoard
+        return lambda numbers, step: [to.add_scalar(name, number, step) for name, number in numbers.items()]
+    for method in ("log_metrics", "log"):  # Lightning's loggers and MLflow; Weights & Biases and trackio
+        log = getattr(to, method, None)
+        if log is not None and _takes_numbers(log):
+            return lambda numbers, step: log(numbers, step=step)
+    if callable(to):
+        return to  # type: ignore[no-any-return]
+    raise MaxGainError(
+        f"nothing can be written to {type(to).__name__}: pass a TensorBoard SummaryWriter, a Weights & Biases run, "
+        "trackio, a Lightning logger, a path, or a function of a dictionary and the step."
+    )
+
+
+def _append(path: Path, numbers: Mapping[str, float], step: int) -> None:
+    finite = {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": step, **finite}) + "\n")
+
+
+def _takes_numbers(log: Callable[..., Any]) -> bool:
+    """Whether it can be called as those programs' are; Python's own loggers have a ``log``, too, which cannot."""
+    try:
+        inspect.signature(log).bind({}, step=0)
+    except TypeError:
+        return False
+    except ValueError:
+        pass  # its signature is unknown
+    return True

@@ -1,0 +1,215 @@
+"""Promises 8 and 9: whose step projects which weights, and by how much."""
+
+import copy
+import io
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from explicit import largest_gain, same_bits
+from maxgain import MaxGain
+from nets import frozen_sgd, mlp, rows, sgd, train, values
+
+
+def test_promise_08_a_tied_weight_is_scaled_by_the_largest_excess_under_the_smallest_bound() -> None:
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.ReLU(), nn.Linear(6, 6, bias=False))
+    model[2].weight = model[0].weight
+    weight = model[0].weight.detach().clone()
+    inner = F.relu(rows() @ weight.T)
+    largest = max(largest_gain(rows() @ weight.T, rows()), largest_gain(inner @ weight.T, inner))
+    constraint = MaxGain(model, {"0": 0.5, "2": 0.1})
+    model(rows())
+    constraint.step()
+    assert constraint.gains == pytest.approx({"0": largest, "2": largest}, rel=1e-5)
+    torch.testing.assert_close(model[0].weight.detach(), weight * 0.1 / largest)
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_promise_08_a_layer_that_is_called_several_times_is_scaled_once(calls: int) -> None:
+    layer = nn.Linear(6, 6, bias=False)
+    before, largest, x = layer.weight.detach().clone(), 0.0, rows()
+    constraint = MaxGain(layer, 0.1)
+    for _ in range(calls):
+        largest = max(largest, largest_gain(layer(x), x))
+        x = layer(x).detach()
+    constraint.step()
+    torch.testing.assert_close(layer.weight.detach(), before * 0.1 / largest, rtol=1e-3, atol=1e-6)
+
+
+def test_promise_08_a_head_tied_to_an_embedding_is_bounded() -> None:
+    model = nn.ModuleDict({"embedding": nn.Embedding(9, 6), "head": nn.Linear(6, 9, bias=False)})
+    model["head"].weight = model["embedding"].weight
+    optimizer = frozen_sgd(model)
+    constraint = MaxGain(model, 0.1).attach(optimizer)
+    model["head"](model["embedding"](torch.arange(9))).sum().backward()
+    optimizer.step()
+    assert list(constraint.scales) == ["head"]
+    assert constraint.scales["head"] < 1
+
+
+def test_promise_09_a_weight_that_is_unfrozen_later_is_bounded_from_then_on() -> None:
+    model = mlp()
+    model[0].requires_grad_(False)
+    optimizer = sgd(model)
+    constraint = MaxGain(model, 0.1).attach(optimizer)
+    before = model[0].weight.detach().clone()
+    train(model, optimizer, map(rows, range(3)))
+    assert torch.equal(model[0].weight, before)
+    model[0].requires_grad_(True)
+    train(model, optimizer, [rows(3)])
+    assert constraint.scales["0"] < 1
+
+
+def test_promise_09_parameters_may_be_added_to_the_optimizer_later() -> None:
+    model = mlp()
+    optimizer = sgd(model[2])
+    model[0].requires_grad_(False)
+    constraint = MaxGain(model, 0.1).attach(optimizer)
+    train(model, optimizer, [rows()])
+    model[0].requires_grad_(True)
+    optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.01})
+    train(model, optimizer, [rows()])
+    assert constraint.scales["0"] < 1
+
+
+def test_promise_09_parameters_that_another_optimizer_takes_over_are_its_own() -> None:
+    model = mlp()
+    model[2].weight.requires_grad_(False)
+    first, second = frozen_sgd(model[0]), torch.optim.SGD([model[2].bias], lr=0.0)
+    constraint = MaxGain(model, 0.1).attach(first).attach(second)
+    seen = []
+    for step in range(4):
+        if step == 1:
+            second.add_param_group({"params": [model[2].weight.requires_grad_(True)]})
+        model(rows(step)).square().mean().backward()
+        first.step()
+        second.step()
+        seen.append(constraint.scales["2"])
+    assert seen[0] == 1
+    assert min(seen[1:]) < 1
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_learning_rate_schedule_may_be_made_before_or_after_attaching(is_first: bool) -> None:
+    model = mlp()
+    optimizer = sgd(model)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5) if is_first else None
+    constraint = MaxGain(model, 0.1).attach(optimizer)
+    schedule = schedule or torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    train(model, optimizer, [rows()])
+    schedule.step()
+    assert constraint.scales["0"] < 1
+
+
+class SAM(torch.optim.Optimizer):
+    """As the sharpness-aware minimiser that people copy: an optimizer with another one inside."""
+
+    def __init__(self, parameters: Any, inner: type[torch.optim.Optimizer], **options: Any) -> None:
+        super().__init__(parameters, {"rho": 0.05, **options})
+        self.base_optimizer = inner(self.param_groups, **options)
+        self.param_groups = self.base_optimizer.param_groups
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        moved = []
+        for p in [p for group in self.param_groups for p in group["params"] if p.grad is not None]:
+            p.add_(0.05 * p.grad)
+            moved.append((p, 0.05 * p.grad))
+        with torch.enable_grad():
+            closure()
+        for p, by in moved:
+            p.sub_(by)
+        self.base_optimizer.step()
+
+
+class Wrapper:
+    """As Accelerate's: no optimizer itself."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> Any:
+        return self.optimizer.param_groups
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+
+def test_wrappers_are_looked_into() -> None:
+    model = mlp()
+    wrapped = Wrapper(sgd(model))
+    constraint = MaxGain(model, 0.1).attach(wrapped)
+    train(model, wrapped, [rows()])  # type: ignore[arg-type]
+    assert constraint.scales["0"] < 1
+    model = mlp()
+    optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
+    constraint = MaxGain(model, 0.1).attach(optimizer)
+    for step in range(6):
+
+        def closure(step: int = step) -> None:
+            optimizer.zero_grad()
+            model(rows(step)).square().mean().backward()
+
+        closure()
+        optimizer.step(closure)
+        assert constraint.scales["0"] < 1 or step
+
+
+class Owner(nn.Module):
+    """A model that keeps its own constraint, as a LightningModule may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = mlp()
+        self.constraint = MaxGain(self, 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.body(x)
+        return out
+
+
+def saved_and_loaded(model: nn.Module) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, saved_and_loaded])
+def test_promise_12_a_model_that_keeps_its_constraint_can_be_copied(copied: Any) -> None:
+    model = Owner()
+    optimizer = sgd(model)
+    model.constraint.attach(optimizer)
+    train(model, optimizer, [rows()])
+    gains = model.constraint.gains
+    twin = copied(model)
+    assert twin.constraint is None, "a constraint does not travel: make one for the copy"
+    twin(rows(3))
+    assert same_bits(values(twin), values(model))
+    assert model.constraint.gains == gains
+
+
+def test_a_step_without_a_forward_changes_nothing() -> None:
+    model = mlp()
+    constraint = MaxGain(model, 1e-3)
+    before = values(model)
+    constraint.step()
+    assert same_bits(values(model), before)
+    assert all(math.isnan(gain) for gain in constraint.gains.values())
+
+
+def test_the_gains_are_there_as_a_tensor_in_the_order_of_the_layers() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3))
+    model[1].weight = model[0].weight
+    constraint = MaxGain(model, math.inf)
+    model(rows())
+    constraint.step()
+    assert constraint.last_gains.tolist() == list(constraint.gains.values())

@@ -1,0 +1,383 @@
+"""Promise 10: what is trained and not bounded is never silent. Each mistake is answered once, at the user's line."""
+
+import math
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from maxgain import MaxGain, watch
+from maxgain.errors import MeasurementWarning
+from nets import conv_net, images, mlp, rows, sgd, train
+
+STEPS = 20
+
+
+def messages(action: Callable[[], Any]) -> list[str]:
+    """What an action warns of; each warning must be ours, and point to this file."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        action()
+    assert all(one.category is MeasurementWarning for one in caught), [str(one.message) for one in caught]
+    assert {Path(one.filename).name for one in caught} <= {"test_checks.py", "nets.py"}
+    return [str(one.message) for one in caught]
+
+
+def training(model: nn.Module, gamma: Any = 0.5, optimizer: Any = None, **options: Any) -> Any:
+    optimizer = optimizer or sgd(model)
+    return MaxGain(model, gamma, **options).attach(optimizer), optimizer
+
+
+def run(model: Callable[[Tensor], Tensor], optimizer: Any, steps: int = STEPS, batch: Any = rows) -> None:
+    train(model, optimizer, map(batch, range(steps)))
+
+
+# --- Mistakes: each is answered with one warning, which the pattern finds. --------------------------------------------
+
+
+def forgotten_attach() -> None:
+    model = mlp()
+    MaxGain(model, 0.5)
+    run(model, sgd(model))
+
+
+def replaced_optimizer() -> None:
+    model = mlp()
+    training(model, optimizer=torch.optim.Adam(model.parameters(), lr=1e-3))
+    run(model, sgd(model))
+
+
+def evaluation_mode() -> None:
+    model = mlp().eval()
+    _, optimizer = training(model)
+    run(model, optimizer)
+
+
+def forgot_to_go_back_to_training() -> None:
+    model = mlp()
+    _, optimizer = training(model)
+    run(model, optimizer, 5)
+    model.eval()
+    run(model, optimizer)
+
+
+def batch_norm_in_evaluation_mode() -> None:
+    model = conv_net()
+    model[1].eval()
+    _, optimizer = training(model)
+    run(model, optimizer, batch=images)
+
+
+def head_replaced_after_the_constraint() -> None:
+    model = mlp()
+    constraint = MaxGain(model, 0.5)
+    model[2] = nn.Linear(8, 3)
+    optimizer = sgd(model)
+    constraint.attach(optimizer)
+    run(model, optimizer)
+
+
+def head_replaced_after_the_optimizer() -> None:
+    model = mlp()
+    optimizer = sgd(model)
+    model[2] = nn.Linear(8, 3)
+    training(model, optimizer=optimizer)
+    run(model, optimizer)
+
+
+def layer_added() -> None:
+    model = mlp()
+    _, optimizer = training(model)
+    model.append(nn.Linear(3, 3))
+    optimizer.add_param_group({"params": model[3].parameters()})
+    run(model, optimizer)
+
+
+def lost_hook() -> None:
+    model = mlp()
+    _, optimizer = training(model)
+    model[0]._forward_hooks.clear()
+    run(model, optimizer)
+
+
+def weight_without_its_layer() -> None:
+    model = mlp()
+    _, optimizer = training(model)
+    run(lambda x: F.linear(model[1](model[0](x)), model[2].weight), optimizer)
+
+
+def maml() -> None:
+    model = mlp()
+    _, optimizer = training(model)
+    for step in range(STEPS):
+        fast = {name: p - 0.1 * p.detach().sign() for name, p in model.named_parameters()}
+        functional_call(model, fast, (rows(step),)).square().mean().backward()
+        optimizer.step()
+
+
+def discriminator_in_evaluation_mode() -> None:
+    generator, critic = mlp(), nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    critic.eval()
+    theirs, ours = sgd(critic, 0.01), sgd(generator, 0.01)
+    MaxGain([generator, critic], 0.5).attach(theirs).attach(ours)
+    for step in range(10):
+        critic(generator(rows(step)).detach()).mean().backward()
+        theirs.step()
+        theirs.zero_grad()
+        critic(generator(rows(step))).mean().neg().backward()
+        ours.step()
+        ours.zero_grad()
+
+
+def no_optimizer_for_the_discriminator() -> None:
+    generator, critic = mlp(), nn.Linear(3, 1)
+    optimizer = sgd(generator, 0.01)
+    MaxGain([generator, critic], 0.5).attach(optimizer)
+    for step in range(10):
+        critic(generator(rows(step))).mean().backward()
+        optimizer.step()
+
+
+def gamma_far_too_small() -> None:
+    model = mlp()
+    _, optimizer = training(model, 0.02, torch.optim.Adam(model.parameters(), lr=0.01))
+    for step in range(150):
+        F.mse_loss(model(rows(step, 32)), rows(step, 32)[:, :3]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def made_twice() -> None:
+    model = mlp()
+    MaxGain(model, 0.5)
+    MaxGain(model, 4.0)
+
+
+def lbfgs() -> None:
+    model = mlp()
+    optimizer = torch.optim.LBFGS(model.parameters())
+    MaxGain(model, 0.5).attach(optimizer)
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = model(rows(0)).square().mean()
+        value.backward()
+        return value
+
+    optimizer.step(loss)  # updates the weights many times
+
+
+def nan_batch() -> None:
+    model = mlp()
+    constraint, optimizer = training(model)
+    for step in range(4):
+        model(rows(step) * math.nan).sum().backward()
+        optimizer.zero_grad()
+        optimizer.step()
+    assert all(math.isnan(gain) for gain in constraint.gains.values())
+
+
+def unheld_weights() -> None:
+    model = mlp()
+    optimizer = sgd(model[0])
+    MaxGain(model, 0.5).attach(optimizer)
+    run(model, optimizer)
+
+
+def pruned_later() -> None:
+    from torch.nn.utils import prune
+
+    model = mlp()
+    _, optimizer = training(model)
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    run(model, optimizer)
+
+
+def attention() -> None:
+    model = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2), "head": nn.Linear(8, 2)})
+    MaxGain(model)
+
+
+def lazy_layer() -> None:
+    MaxGain(nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 2)))
+
+
+def watched_without_attach() -> None:
+    model = mlp()
+    watching, optimizer = watch(MaxGain(model, math.inf)), sgd(model)
+    for step in range(STEPS):
+        run(model, optimizer, steps=1)
+        watching.log(step)
+
+
+def unknown_type() -> None:
+    class Mix(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.matrix, self.dense = nn.Parameter(torch.randn(6, 6)), nn.Linear(6, 2)
+
+    MaxGain(Mix())
+
+
+MISTAKES: dict[Callable[[], None], str] = {
+    forgotten_attach: r"attached to none.*Call attach\(optimizer\)",
+    replaced_optimizer: "attached to Adam, which does not step",
+    evaluation_mode: r"'0', '2' .*eval mode.*Call model.train\(\)",
+    forgot_to_go_back_to_training: "'0', '2' .*eval mode",
+    batch_norm_in_evaluation_mode: "'1' .*eval mode.*exclude",
+    head_replaced_after_the_constraint: "'2' were added.*again",
+    head_replaced_after_the_optimizer: "'2' .*no attached optimizer holds",
+    layer_added: "'3' were added",
+    lost_hook: "'0' .*detached.*again",
+    weight_without_its_layer: "'2' have a gradient but are not measured.*used directly",
+    maml: "'0', '2' have a gradient but are not measured.*functional_call",
+    discriminator_in_evaluation_mode: "'1.0', '1.2' .*eval mode",
+    no_optimizer_for_the_discriminator: "'1' .*no attached optimizer holds",
+    gamma_far_too_small: "gamma is probably too small",
+    made_twice: r"Another MaxGain \(gamma=0.5\).*detach\(\)",
+    lbfgs: "LBFGS",
+    nan_batch: "'0', '2' .*not finite",
+    unheld_weights: "'2' .*no attached optimizer holds",
+    pruned_later: "'0' .*again",
+    attention: r"% of the weights have no bound: 'attention' .*split_attention\(model\)",
+    lazy_layer: "^Some weights have no bound: '0' .*then make the constraint",
+    watched_without_attach: r"no gains to log. Call attach\(optimizer\)",
+    unknown_type: "75% of the weights have no bound: 'matrix' .*register_layer",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_promise_10_a_mistake_is_said_once_in_one_warning_at_the_users_line(mistake: Callable[[], None]) -> None:
+    found = messages(mistake)
+    assert len(found) == 1, found
+    assert re.search(MISTAKES[mistake], found[0]), found[0]
+    assert len(found[0]) < 400
+
+
+# --- What is right is not warned of. ----------------------------------------------------------------------------------
+
+
+def layer_drop(model: Any, x: Tensor) -> Tensor:
+    """Half of the steps leave a layer out."""
+    return model[2](model[1](model[0](x))) if torch.rand(()) < 0.5 else model[2](F.pad(x, (0, 2)))
+
+
+def frozen(model: Any, x: Tensor) -> Tensor:
+    """A backbone that is not trained."""
+    model[0].requires_grad_(False)
+    return model(x)
+
+
+def frozen_in_eval(model: Any, x: Tensor) -> Tensor:
+    model[0].requires_grad_(False)
+    model[0].eval()
+    return model(x)
+
+
+@pytest.mark.parametrize("forward", [nn.Sequential.__call__, layer_drop, frozen, frozen_in_eval])
+@pytest.mark.parametrize("options", [{}, {"every": 3}, {"gamma": math.inf}, {"p": 1}], ids=str)
+def test_promise_10_ordinary_training_is_not_warned_of(forward: Any, options: Any) -> None:
+    def action() -> None:
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = sgd(model)
+        constraint = MaxGain(model, **{"gamma": 0.5, **options}).attach(optimizer)
+        run(lambda x: forward(model, x), optimizer)
+        model.eval()
+        model(rows())
+        model.train()
+        with constraint.paused():
+            run(model, optimizer, 3)
+
+    assert messages(action) == []
+
+
+def test_promise_10_exclude_silences_what_it_names() -> None:
+    model = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2), "head": nn.Linear(8, 2)})
+    assert messages(lambda: MaxGain(model, exclude="attention")) == []
+    model = conv_net()
+    model[1].eval()
+    assert messages(lambda: run(model, training(model, exclude="1")[1], batch=images)) == []
+
+
+def test_promise_10_accumulation_two_optimizers_and_wrappers_are_not_warned_of() -> None:
+    def action() -> None:
+        model = mlp()
+        optimizers = torch.optim.Adam(model[0].parameters()), sgd(model[2])
+        constraint = MaxGain(model, 0.5)
+        for optimizer in optimizers:
+            constraint.attach(optimizer)
+        for step in range(12):
+            model(rows(step)).square().mean().backward()
+            if step % 3 == 2:
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+    assert messages(action) == []
+
+
+def test_an_optimizer_that_holds_no_bounded_weight_may_be_attached() -> None:
+    model = mlp()
+    weights, biases = [m.weight for m in (model[0], model[2])], [m.bias for m in (model[0], model[2])]
+    optimizers = [torch.optim.SGD(weights, lr=0.1), torch.optim.Adam(biases)]
+    constraint = MaxGain(model, 0.2)
+
+    def action() -> None:
+        for optimizer in optimizers:
+            constraint.attach(optimizer)
+        for step in range(5):
+            model(rows(step)).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    assert messages(action) == []
+    assert all(gain > 0 for gain in constraint.gains.values())
+
+
+def test_an_optimizer_for_each_parameter_is_right_and_silent() -> None:
+    """As the optimizer-in-backward recipe does: each steps as soon as its gradient is there."""
+    model, plain = mlp(), mlp()
+    constraint = MaxGain(model, 0.2)
+    for parameter in model.parameters():
+        own = torch.optim.SGD([parameter], lr=0.1)
+        constraint.attach(own)
+
+        def step(p: Tensor, own: Any = own) -> None:
+            own.step()
+            own.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(step)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    MaxGain(plain, 0.2).attach(optimizer)
+    for number in range(5):
+        assert messages(lambda number=number: model(rows(number)).square().mean().backward()) == []
+        train(plain, optimizer, [rows(number)])
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+AT_EXIT = """
+import torch
+from maxgain import MaxGain
+model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+constraint = MaxGain(model, 0.5).attach(optimizer)
+model(torch.randn(3, 4)).sum().backward()
+optimizer.step()
+"""
+
+
+def test_a_script_with_a_live_constraint_ends_without_a_word() -> None:
+    done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, check=True)
+    assert done.stdout + done.stderr == ""

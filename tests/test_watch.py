@@ -1,0 +1,314 @@
+"""watch(): what is measured, when a step is over, where numbers go, and what stops a run."""
+
+import json
+import logging
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from maxgain import MaxGain, watch
+from maxgain.errors import MaxGainError, MeasurementWarning
+from torchrun import torchrun
+
+INF = float("inf")
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def batches(count=1, scale=1.0):
+    torch.manual_seed(2)
+    return [scale * torch.randn(16, 4) for _ in range(count)]
+
+
+def fit(model, watching=None, steps=17, forward=None, spoil=None):
+    """Train; ``spoil(step)`` replaces a batch."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step, x in enumerate(batches(steps)):
+        x = spoil(step, x) if spoil else x
+        (forward or model)(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if watching:
+            watching.log(step)
+    return model
+
+
+class Kept(list):
+    def __call__(self, numbers, step):
+        self.append((step, numbers))
+
+
+def test_watching_changes_no_bit_of_the_training():
+    watched, plain = net(), net()
+    fit(watched, watch(watched))
+    fit(plain)
+    assert all(map(torch.equal, watched.parameters(), plain.parameters()))
+
+
+def test_every_eighth_step_is_logged_with_the_worst_layer_under_its_name():
+    model, kept = net(), Kept()
+    watching = watch(model, to=kept)
+    fit(model, watching)
+    assert [step for step, _ in kept] == [0, 8, 16]
+    gains = watching.constraint.gains
+    worst = max(gains, key=gains.get)
+    expected = {"gain/worst": gains[worst], "gain/median": sorted(gains.values())[1], f"gain/{worst}": gains[worst]}
+    assert kept[-1][1] == watching.numbers == expected
+
+
+def test_all_layers_on_request_and_blocks_of_a_fused_one():
+    model, kept = net(), Kept()
+    fit(model, watch(model, every=1, to=kept, log="all", parts={"0": ("q", "k")}), steps=2)
+    assert {"gain/0[q]", "gain/0[k]", "gain/2", "gain/4"} < kept[0][1].keys()
+
+
+def test_the_largest_of_accumulated_batches_counts():
+    model, kept = net(), Kept()
+    watching = watch(model, every=1, to=kept)
+    singly = []
+    for x in batches(3):
+        model(x).sum().backward()
+        watching.log(0)
+        singly.append(kept.pop()[1]["gain/worst"])
+    for x in batches(3):
+        model(x).sum().backward()
+    watching.log(1)
+    assert kept[-1][1]["gain/worst"] == max(singly)
+
+
+def test_compiled_steps_show_the_same():
+    eager, compiled, kept, other = net(), net(), Kept(), Kept()
+    fit(eager, watch(eager, every=2, to=kept), steps=5)
+    forward = torch.compile(compiled, fullgraph=True, backend="aot_eager")
+    fit(compiled, watch(compiled, every=2, to=other), steps=5, forward=forward)
+    assert [step for step, _ in other] == [0, 2, 4]
+    for (_, one), (_, two) in zip(kept, other, strict=True):
+        assert two == pytest.approx(one, rel=1e-5)
+
+
+def test_a_bounded_constraint_is_watched_and_steps_once():
+    model, kept = net(), Kept()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    constraint = MaxGain(model, gamma=0.3).attach(optimizer)
+    watching = watch(constraint, every=1, to=kept)
+    for step, x in enumerate(batches(3)):
+        model(x).square().mean().backward()
+        optimizer.step()
+        watching.log(step)
+    assert kept[0][1]["scale/smallest"] == pytest.approx(0.3 / kept[0][1]["gain/worst"])
+    assert list(constraint._attached) == [optimizer]
+    watching.close()
+    assert constraint._hooks, "it belongs to the user"
+
+
+def test_close_leaves_a_plain_module_behind():
+    model = net()
+    watch(model).close()
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+# Where numbers go.
+
+
+def run_like(log):
+    return SimpleNamespace(log=lambda numbers, step: log.append((step, numbers)))
+
+
+def logger_like(log):
+    return SimpleNamespace(log_metrics=lambda metrics, step=None: log.append((step, metrics)))
+
+
+@pytest.mark.parametrize(
+    "writer", [run_like, logger_like, lambda log: lambda numbers, step: log.append((step, numbers))]
+)
+def test_writers(writer):
+    model, log = net(), []
+    fit(model, watch(model, to=writer(log)), steps=9)
+    assert [step for step, _ in log] == [0, 8]
+    assert log[0][1]["gain/worst"] > 0
+
+
+def test_json_lines(tmp_path):
+    model = net()
+    spoil = lambda step, x: x * math.nan if step else x  # noqa: E731
+    with pytest.warns(MeasurementWarning):
+        fit(model, watch(model, every=1, to=tmp_path / "gains.jsonl"), steps=2, spoil=spoil)
+    first, last = map(json.loads, (tmp_path / "gains.jsonl").read_text().splitlines())
+    assert first["step"] == 0
+    assert first["gain/worst"] > 0
+    assert last["gain/worst"] is None
+
+
+def test_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    model = net()
+    with SummaryWriter(tmp_path) as writer:
+        fit(model, watch(model, to=writer))
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.step for event in events.Scalars("gain/worst")] == [0, 8, 16]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"to": object()},
+        {"to": logging.getLogger("x")},
+        {"log": "best"},
+        {"jump": 1.0},
+        {"jump": None},
+        {"warmup": None},
+        {"on_alarm": "stop"},
+        {"gamma": 2.0},
+        {"growth": math.nan},
+        {"every": 0},
+    ],
+)
+def test_wrong_arguments_are_refused(wrong):
+    with pytest.raises(MaxGainError):
+        watch(net(), **wrong)
+
+
+def test_options_of_a_constraint_that_exists_are_refused():
+    with pytest.raises(MaxGainError, match="pass p to it"):
+        watch(MaxGain(net(), INF), p=1)
+
+
+# Alarms.
+
+
+def grow(layer, factor):
+    """Multiply a layer's weight before each batch from step 20 on."""
+
+    def spoil(step, x):
+        if step >= 20:
+            with torch.no_grad():
+                layer.weight.mul_(factor)
+        return x
+
+    return spoil
+
+
+def spike(step, x):
+    return x * math.nan if step == 5 else x
+
+
+def test_a_jump_names_its_layer_and_may_stop_the_run():
+    model = net()
+
+    class StopError(Exception):
+        pass
+
+    def stop(alarm):
+        raise StopError(alarm)
+
+    with pytest.raises(StopError) as stopped:
+        fit(model, watch(model, every=1, warmup=0, on_alarm=stop), 40, spoil=grow(model[2], 10.0))
+    alarm = stopped.value.args[0]
+    assert (alarm.kind, alarm.layer, alarm.step) == ("jump", "2", 20)
+    assert alarm.times > 5
+
+
+def test_slow_growth_names_its_layer():
+    model, heard = net(), []
+    fit(model, watch(model, every=1, warmup=0, on_alarm=heard.append), 100, spoil=grow(model[2], 1.03))
+    assert (heard[0].kind, heard[0].layer) == ("growth", "2")
+
+
+@pytest.mark.filterwarnings("ignore:.*showed gains that are not finite")  # the constraint itself says so, too
+def test_what_is_not_finite_is_an_alarm_even_between_logged_steps_and_in_warm_up():
+    model, heard = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    constraint = MaxGain(model, INF).attach(optimizer)
+    watching = watch(constraint, every=8, on_alarm=heard.append)
+    for step, x in enumerate(batches(10)):
+        model(spike(step, x)).sum()
+        optimizer.step()
+        watching.log(step)
+    assert [(alarm.step, alarm.kind, alarm.layer, alarm.others) for alarm in heard] == [
+        (8, "not finite", "0", ("2", "4"))
+    ]
+
+
+def test_an_alarm_warns_at_the_users_line():
+    model = net()
+    with pytest.warns(MeasurementWarning, match="layer '0' has inputs or outputs that are not finite") as caught:
+        fit(model, watch(model, every=1), 6, spoil=spike)
+    assert any(warning.filename == __file__ for warning in caught)
+
+
+# Padding.
+
+
+def test_masked_tokens_do_not_count():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.diag(torch.tensor([1.0, 1.0, 1.0, 50.0])))
+    x = torch.tensor([1.0, 1.0, 1.0, 0.0]).expand(2, 3, 4).clone()
+    x[1, 2] = torch.tensor([0.0, 0.0, 0.0, 1.0])  # the padded token, on which the layer amplifies
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    watching = watch(model, every=1)
+    for step, (chosen, expected) in enumerate([(None, 50.0), (mask, 1.0)]):
+        watching.mask = chosen
+        model(x)
+        watching.log(step)
+        assert watching.numbers["gain/worst"] == pytest.approx(expected)
+    watching.mask = mask[:, :2]
+    model(x)
+    with pytest.raises(MaxGainError, match=r"no layer took the mask of shape \(2, 2\)"):
+        watching.log(2)
+
+
+def test_compiled_forwards_refuse_a_mask():
+    model = net()
+    forward = torch.compile(model, backend="aot_eager")
+    watching = watch(model, every=1)
+    watching.mask = torch.ones(16)
+    forward(batches()[0])
+    with pytest.raises(MaxGainError, match="compiled"):
+        watching.log(0)
+
+
+# Several ranks.
+
+ON_TWO_RANKS = """
+import sys, warnings, torch
+from torch import distributed, nn
+from maxgain import watch
+
+warnings.simplefilter("ignore")
+distributed.init_process_group("gloo")
+rank = distributed.get_rank()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+torch.manual_seed(1 + rank)
+heard, written = [], []
+watching = watch(model, every=2, to=lambda numbers, step: written.append(numbers["gain/worst"]), on_alarm=heard.append)
+for step in range(6):
+    x = torch.randn(16, 4)
+    if step == 2 and rank == 1:
+        x[3] = torch.nan
+    model(x).sum().backward()
+    watching.log(step)
+with open(f"{sys.argv[1]}/{rank}", "w") as file:
+    print(written, *heard, file=file)
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_ranks_log_the_same_and_hear_the_same_alarm(tmp_path):
+    (tmp_path / "train.py").write_text(ON_TWO_RANKS, encoding="utf-8")
+    done = torchrun(2, tmp_path / "train.py", tmp_path)
+    assert done.returncode == 0, done.stderr
+    one, other = ((tmp_path / rank).read_text(encoding="utf-8") for rank in "01")
+    assert one == other
+    assert "step 2: layer '0' has inputs or outputs that are not finite; also '2'." in one
