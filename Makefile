@@ -4,20 +4,23 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: help demo test slow kernels torture lint docs bench hooks clean
+.PHONY: help demo test quick slow kernels lint docs bench reproduce hooks clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.study ## the method on real data that needs no download: table, figures, one page
+demo: $(VENV)/.study ## the method on real data that needs no download: table, picture, page
 	$(BIN)/maxgain demo
 	@echo "to type maxgain yourself: source $(VENV)/bin/activate"
 
-test: lint ## everything that must hold, on one machine and in a few minutes
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+test: lint ## style, types and all fast tests, within three minutes on two cores
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow"
 
-slow: $(VENV)/.dev ## what takes many processes: ranks, clusters, and those of them that are killed
-	$(BIN)/python -m pytest -n 1 -m slow
+quick: $(VENV)/.dev ## the method's own tests, within half a minute
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow" --ignore=tests/study --ignore=tests/integrations --ignore=tests/kernels --ignore=tests/promises
+
+slow: $(VENV)/.dev ## tests that start many processes or a cluster
+	$(BIN)/python -m pytest -q -n 1 -m slow
 
 # Beside the environment and not in it, where torch would find it and take it for a compiler of its own.
 kernels: $(VENV)/.dev ## the GPU's kernels without a GPU, by Triton's interpreter
@@ -29,16 +32,18 @@ lint: $(VENV)/.dev ## style and types alone
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(VENV)/.dev ## the documentation as a site, in site/
+docs: $(VENV)/.study ## the documentation as a site, in site/
+	$(PIP) --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-torture: $(VENV)/.dev ## thousands of bad command lines, damaged files, faults and kills, with their counts
-	MAXGAIN_TORTURE=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/torture
+reproduce: $(VENV)/.study ## REPRODUCTION.md from the recorded results; 'python -m experiments run NAME' trains what is missing
+	$(BIN)/python -m experiments $(if $(RUN),run $(RUN))
 
-bench: $(VENV)/.dev ## the cost of a training step with us, against the same step without
-	$(BIN)/maxgain bench --out benchmarks/here
+bench: $(VENV)/.study ## the cost of a training step with us, against the same step without
+	$(BIN)/python -m benchmarks
 
 hooks: $(VENV)/.dev ## check every commit as `make lint` does, before it is made
+	$(PIP) 'pre-commit>=4.0' 'validate-pyproject[all]>=0.23'
 	$(BIN)/pre-commit install
 
 clean: ## remove the environment and everything that was built

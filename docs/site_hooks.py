@@ -1,4 +1,4 @@
-"""For `make docs`: pages and records outside docs/ that are linked to become part of the site, at the same place."""
+"""Files outside docs/ that pages link to become part of the site, at the same place."""
 
 import os
 import re
@@ -14,7 +14,7 @@ LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds what pages link to outside docs/, and what is linked to from there."""
+    """Add what pages link to outside docs/, and what is linked to from there."""
     pages = [DOCS / file.src_uri for file in files.documentation_pages()]
     for page in pages:
         for path in _linked(page):
@@ -26,7 +26,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links as they are between files of the tree become links between places in the site."""
+    """Turn links between files of the repository into links between places in the site."""
     source = Path(page.file.abs_src_path)
 
     def moved(link: re.Match[str]) -> str:
@@ -42,5 +42,5 @@ def _linked(page: Path) -> list[Path]:
 
 
 def _place(path: Path) -> str:
-    """Where a file of the tree is in the site."""
+    """Return where a file of the repository is in the site."""
     return path.relative_to(DOCS if DOCS in path.parents else ROOT).as_posix()
