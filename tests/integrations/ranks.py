@@ -65,5 +65,5 @@ weights = [weight.detach().clone() for weight in net.parameters()]
 assert callback.constraint is not None
 kept = {"weights": weights, "gains": callback.constraint.gains, "divided": callback.constraint._counts[1].tolist()}
 torch.save(kept | {"written": written}, folder / f"{rank}.pt")
-if torch.distributed.is_initialized():
-    torch.distributed.destroy_process_group()
+torch.distributed.barrier()  # a rank that has ended may take the others with it
+torch.distributed.destroy_process_group()
