@@ -2,6 +2,8 @@
 
 import math
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +25,7 @@ from maxgain.study.training import (
     augment,
     cut_out,
     evaluate,
+    gains,
     parts,
     precision_on,
     train,
@@ -252,6 +255,32 @@ def test_evaluation_is_the_plain_loop():
     logits = exact(split.images.double() / 127.5 - 1)
     assert score.loss == pytest.approx(F.cross_entropy(logits, split.labels).item(), rel=1e-5)
     assert score.accuracy == (logits.argmax(1) == split.labels).double().mean().item()
+
+
+def test_measuring_in_threads_leaves_the_compiler_on():
+    class Measured(nn.Sequential):
+        def forward(self, images):
+            self.inside()
+            return super().forward(images)
+
+    images = torch.zeros(3, 1, 2, 2, dtype=torch.uint8)
+    first, second = (Measured(nn.Flatten(), nn.Linear(4, 2)) for _ in range(2))
+    first_is_inside, second_is_inside, first_ended = threading.Event(), threading.Event(), threading.Event()
+    first.inside = lambda: (first_is_inside.set(), second_is_inside.wait(1))  # which it may not enter meanwhile
+    second.inside = lambda: (second_is_inside.set(), first_ended.wait())
+
+    def compiled():
+        graphs = []
+        torch.compile(lambda x: x + 1, backend=lambda graph, _: graphs.append(graph) or graph.forward)(torch.ones(1))
+        return len(graphs)
+
+    assert compiled() == 1
+    with ThreadPoolExecutor() as pool:
+        one = pool.submit(gains, first, images, 2.0)
+        one.add_done_callback(lambda _: first_ended.set())
+        first_is_inside.wait()
+        pool.submit(gains, second, images, 2.0).result()
+    assert compiled() == 1
 
 
 def test_divergence_is_raised(digits):
