@@ -413,7 +413,10 @@ def test_own_data_are_cross_validated(tmp_path, digits):
 def test_code_version(monkeypatch, tmp_path):
     run.code_version.cache_clear()
     monkeypatch.setenv("MAXGAIN_COMMIT", "abc")
-    assert run.code_version() == ("abc", None)
+    assert run.code_version() == ("abc", True)
+    run.code_version.cache_clear()
+    monkeypatch.setenv("MAXGAIN_COMMIT", "abc-dirty")
+    assert run.code_version() == ("abc", False)
     run.code_version.cache_clear()
     monkeypatch.delenv("MAXGAIN_COMMIT")
     package = tmp_path / "site-packages" / "maxgain"

@@ -561,9 +561,12 @@ def _command() -> str:
 
 @lru_cache(maxsize=1)
 def code_version() -> tuple[str, bool | None]:
-    """The commit of the code and whether it is unchanged: $MAXGAIN_COMMIT, else that of its own git checkout."""
+    """The commit of the code and whether it is unchanged: $MAXGAIN_COMMIT, else that of its own git checkout.
+
+    The variable is for a machine without the checkout: `git describe --always --abbrev=40 --exclude '*' --dirty`.
+    """
     if commit := os.environ.get("MAXGAIN_COMMIT"):
-        return commit, None
+        return commit.removesuffix("-dirty"), not commit.endswith("-dirty")
     package = Path(maxgain.__file__).parent
 
     def git(*arguments: str) -> str:

@@ -120,6 +120,13 @@ def test_damaged_cifar(cifar100, damage):
     assert data.check("cifar100", root)
 
 
+def test_where_files_are_from(cifar100):
+    root = cifar100[0]
+    assert data.load("cifar100", root).source == data.DATASETS["cifar100"].published
+    next(root.rglob("train.bin")).with_name("SOURCE").write_text("an attic\nfound in 2026\n")
+    assert data.load("cifar100", root).source == "an attic"
+
+
 def test_missing_folder(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="cifar-10-batches-bin") as caught:
         data.load("cifar10", tmp_path)

@@ -86,6 +86,11 @@ class Source:
             field="data",
         )
 
+    def origin(self, where: Path) -> str:
+        """Where the files are from: the first line of a file SOURCE beside them, else where they were published."""
+        note = where / "SOURCE"
+        return note.read_text(encoding="utf-8").partition("\n")[0].strip() if note.is_file() else self.published
+
     def describe(self, root: Path) -> Description:
         """Its line in the list of data sets."""
         where = self.find(root) or root / self.folders[0]
@@ -178,7 +183,7 @@ class Released(Source):
             notes.append(f"not the published {', '.join(other)}, by SHA-256")
         return Dataset(
             self.name, train, validation, test, self.classes, fold,
-            note="; ".join(notes), source=self.published, sha256=sums,
+            note="; ".join(notes), source=self.origin(where), sha256=sums,
         )  # fmt: skip
 
     def fetch(self, root: Path, progress: bool) -> Path:
@@ -244,7 +249,7 @@ class Folds(Source):
         if size != self.fold_size:
             note = f"{where.name} is not {self.name} itself: folds of {size:,} images instead of {self.fold_size:,}"
         names, sums = self._class_names(where), {file: formats.sha256(where / file) for file in self.required}
-        return Dataset(self.name, *parts, names, fold, self.folds, note, self.published, sums)
+        return Dataset(self.name, *parts, names, fold, self.folds, note, self.origin(where), sums)
 
     def _open(self, where: Path) -> tuple[Bytes, Bytes]:
         """All images, mapped and not read, and all labels."""
