@@ -373,8 +373,8 @@ def gains(model: nn.Module, images: Tensor, p: float) -> dict[str, tuple[float, 
     """Minimum, quartiles and maximum of every layer's gain over the images; empty where no layer has a gain."""
     batches = (to_float(part) for part in torch.split(images, EVALUATION_BATCH))
     try:
-        # Measuring switches torch's compiler off for the whole process. In evaluation mode, looking at a weight does not
-        # step spectral norm's power iteration.
+        # Measuring switches torch's compiler off for the whole process. In evaluation mode, looking at a weight does
+        # not step spectral norm's power iteration.
         with setting_up, _evaluation_mode(model):
             return measure_gains(model, batches, p).quantiles()
     except NothingToConstrainError:
