@@ -16,13 +16,18 @@ from maxgain.study.result import Result, export, load
 from maxgain.study.running import Machine, Source, run_missing
 
 from .document import ROOT, State, build, read
-from .plan import EXPERIMENTS, by_key
+from .plan import BRIDGE, EDGE, EXPERIMENTS, by_key
 
 RESULTS = ROOT / "results" / "plan-2"
+REPEATS = {"edge": EDGE, "bridge": BRIDGE}
+"""Recorded runs that are made again: their results stand beside the recorded ones."""
 
 
 def run(name: str, data: Path | None, work: Path, machine: Machine) -> None:
     """Choose the experiment's numbers, then train its rows; every result is kept as it ends."""
+    if name in REPEATS:
+        train(REPEATS[name], name, work, data, machine, test=name == "bridge")
+        return
     for _ in ("candidates", "numbers"):
         state = read(ROOT / "results")[name]
         wanted = [recipe for recipe in state.searched if recipe.key not in state.tuned]
@@ -38,7 +43,9 @@ def train(recipes: Sequence[Recipe], name: str, work: Path, data: Path | None, m
     """Train these and add their results to the experiment's file."""
     path = (RESULTS if test else RESULTS / "tuning") / f"{name}.jsonl"
     kept: list[Result] = load(path) if path.exists() else []
-    for result in run_missing(recipes, work, machine=machine, source=Source(data=data), test=test):
+    done = by_key(kept)
+    missing = [recipe for recipe in recipes if recipe.key not in done]
+    for result in run_missing(missing, work, machine=machine, source=Source(data=data), test=test):
         kept.append(result)
         export(kept, path)
         print(f"{result.recipe.title}: {result.status}", flush=True)
@@ -53,7 +60,7 @@ def show(states: dict[str, State]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="experiments", description=__doc__)
     parser.add_argument("what", nargs="?", choices=["build", "list", "run"], default="build")
-    parser.add_argument("name", nargs="?", choices=list(EXPERIMENTS))
+    parser.add_argument("name", nargs="?", choices=[*EXPERIMENTS, *REPEATS])
     parser.add_argument("--data", type=Path)
     parser.add_argument("--work", type=Path, default=Path("runs/reproduce"))
     parser.add_argument("--jobs", type=int, default=5, help="runs at once")

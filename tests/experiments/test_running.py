@@ -7,7 +7,7 @@ import experiments.__main__ as program
 import pytest
 import torch
 from experiments.plain_dropout import PlainDropout
-from experiments.plan import EXPERIMENTS, GAMMA_CURVE, Experiment, early_choice
+from experiments.plan import BRIDGE, EXPERIMENTS, GAMMA_CURVE, Experiment, early_choice
 
 from experiments import document
 from maxgain.study.recipe import RECIPES
@@ -96,3 +96,17 @@ def test_plain_dropout_predicts_the_expectation_of_what_it_keeps():
     assert set(kept.unique().tolist()) == {0.0, 3.0}
     assert kept.mean() == pytest.approx(2.4, abs=0.02)
     assert layer.eval()(x).unique().tolist() == pytest.approx([2.4])
+
+
+def test_the_bridge_repeats_recorded_runs():
+    recorded = {one.recipe.key for one in document.read(document.ROOT / "results")["cifar10"].results}
+    assert {recipe.key for recipe in BRIDGE} <= recorded
+
+
+def test_runs_that_are_made_again_are_made_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(program, "RESULTS", tmp_path / "plan-2")
+    monkeypatch.setattr(program, "REPEATS", {"edge": [replace(TINY, seed=seed) for seed in (0, 1)]})
+    for _ in range(2):
+        program.run("edge", None, tmp_path / "work", Machine(device="cpu", jobs=1))
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert all(one.test_accuracy is None for one in load(tmp_path / "plan-2" / "tuning" / "edge.jsonl"))
