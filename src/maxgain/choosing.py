@@ -44,7 +44,9 @@ def choose_gamma(losses: Mapping[float, float], tolerance: float = 0.1) -> float
     if lowest < 0:
         raise ChoiceError(f"the rule compares losses by their ratio, so they cannot be negative, as {lowest:g} is.")
     if len(learned) == len(losses) and lowest == max(learned.values()):
-        raise ChoiceError(f"all losses are {lowest:g}: no gamma of this grid acts, or no run learned. Train longer.")
+        raise ChoiceError(
+            f"all losses are {lowest:g}: no gamma acts (try smaller ones), or no run learned (train longer)."
+        )
     chosen = min(gamma for gamma, loss in learned.items() if loss <= (1 + tolerance) * lowest)
     if chosen == min(losses):
         raise SmallestChosenError(chosen)

@@ -110,12 +110,30 @@ def test_failed_and_missing_runs_are_said(tmp_path):
     assert page(nothing).headings["h1"][0].startswith("No result: none of the 2 runs has finished")
 
 
+def write_choice(folder, regulariser, rule, runs, by="grid"):
+    keys = [run.key for run in runs]
+    _files.write_json(folder / "tuning.json", {"regulariser": regulariser, "by": by, "rule": rule, "runs": keys})
+
+
+def test_an_early_search_in_the_folder_of_another(tmp_path):
+    recipe = replace(BASE, train_on="train", regulariser="maxgain")
+    full = [made_result(one, 0.9, validation=0.9) for one in grid_recipes(recipe, {"maxgain": (1.5, 2.0)}, None)]
+    short = grid_recipes(replace(recipe, epochs=2), {"maxgain": (2.0, 3.0, 4.0)}, None)
+    early = [made_result(one, 0.9, validation=0.9) for one in short]
+    write_choice(write(tmp_path, None, [*full, *early]), "maxgain=3", "early", early, "early")
+    shown = page(tmp_path)
+    assert "maxgain=3 is the early rule's choice on digits" in shown.headings["h2"]
+    assert "within 10 % of the lowest" in shown.open
+    assert shown.drawings == 3, "the rule's picture, and the scores of both searches"
+
+
 def test_a_search(tmp_path):
     recipe = replace(BASE, train_on="train", regulariser="maxgain")
     recipes = grid_recipes(recipe, {"maxgain": (1.5, 2.0, 3.0)}, None)
     runs = [made_result(one, 0.9, validation=0.9 - abs(one.gamma - 2) / 10) for one in recipes]
-    _files.write_json(tmp_path / "tuning.json", {"regulariser": "maxgain=2", "by": "grid", "rule": "highest"})
-    shown = page(write(tmp_path, None, [*runs, made_result(replace(recipe, regulariser="maxgain=9"), None)]))
+    runs.append(made_result(replace(recipe, regulariser="maxgain=9"), None))
+    write_choice(tmp_path, "maxgain=2", "highest", runs)
+    shown = page(write(tmp_path, None, runs))
     assert shown.headings["h1"] == ["maxgain=2 has the best validation accuracy on digits, 90.00 %"]
     assert "γ of maxgain" in shown.open
     assert "Chosen: maxgain=2 (highest)." in shown.open
@@ -127,8 +145,8 @@ def test_a_search_beside_a_run_of_the_same_recipe(tmp_path):
     recipe = replace(BASE, train_on="train", regulariser="maxgain")
     for folder, values in (("a", (1.5, 2.0)), ("b", (2.0, 3.0))):
         recipes = grid_recipes(recipe, {"maxgain": values}, None)
-        write(tmp_path / folder, None, [made_result(one, 0.9, validation=0.9) for one in recipes])
-        _files.write_json(tmp_path / folder / "tuning.json", {"regulariser": f"maxgain={values[0]}", "rule": "first"})
+        runs = [made_result(one, 0.9, validation=0.9) for one in recipes]
+        write_choice(write(tmp_path / folder, None, runs), f"maxgain={values[0]}", "first", runs)
     write(tmp_path / "run", None, [made_result(replace(recipe, regulariser="maxgain=2"), 0.91)])
     shown = page(tmp_path)
     assert [title.partition(" ")[0] for title in shown.headings["h2"]] == ["maxgain=1.5", "maxgain=2", "digits,"]

@@ -1,19 +1,18 @@
 """Tuning by grid, TPE and the early rule, with training replaced by a formula."""
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from types import ModuleType
 
+import msgspec
 import pytest
 
-import maxgain.errors
-from maxgain.errors import MaxGainError, RecipeError, RunError
+from maxgain.errors import RecipeError, RunError
 from maxgain.study import tuning
 from maxgain.study.recipe import RECIPES, Recipe
+from maxgain.study.report import early_curve
 from maxgain.study.run import History, Result
-from maxgain.study.tuning import draw_early, open_parts, parse_grid, points, tune
+from maxgain.study.tuning import open_parts, parse_grid, points, tune
 
 DIGITS = RECIPES["digits"]
 
@@ -124,6 +123,7 @@ def test_tpe_counts_recorded_runs() -> None:
         ({"by": "early", "grid": {"maxgain": (2.0, 1.0)}}, "grid"),
         ({"by": "early", "grid": {"maxgain": (-1.0, 1.0)}}, "grid"),
         ({"by": "early", "recipe": recipe("maxgain", epochs=3)}, "epochs"),
+        ({"by": "early", "budget": 3}, "budget"),
     ],
 )
 def test_refused(given, field) -> None:
@@ -141,11 +141,12 @@ def by_early(loss, **given) -> tuple[tuning.Tuning, Fake]:
     return tune(recipe("maxgain+dropout", epochs=70), run, "early", **given), run
 
 
-def test_early_trains_a_seventh_and_takes_the_smallest_good_gamma(tmp_path) -> None:
+def test_early_trains_a_seventh_and_takes_the_smallest_good_gamma() -> None:
     tuned, run = by_early(lambda gamma: 1.0 if gamma > 3 else 2.0)
     assert tuned.best == "maxgain=3.2+dropout"
     assert {one.epochs for one in run.trained} == {10}
-    assert draw_early(tuned, tmp_path / "early.svg").read_text().startswith("<?xml")
+    (axis,) = early_curve(tuned.results, 3.2).axes
+    assert [text.get_text() for text in axis.get_xticklabels()] == ["1.25", "1.7", "2.3", "3.2", "4.3", "5.9", "8"]
 
 
 @pytest.mark.parametrize(
@@ -154,6 +155,7 @@ def test_early_trains_a_seventh_and_takes_the_smallest_good_gamma(tmp_path) -> N
         (lambda gamma: 1 + gamma / 1000 if gamma > 0.8 else 2.0, 9, 0.919),
         (lambda gamma: 1.0 if gamma > 7 else 2.0, 9, 8.0),
         (lambda gamma: 1.0 if gamma > 9 else 1.5 if gamma > 7 else 2.0, 9, 10.8),
+        (lambda gamma: 2.1 if gamma > 3 else 2.29, 7, 3.2),  # within 10 %, and no better than guessing
     ],
 )
 def test_early_widens_its_grid_once(loss, tried, chosen) -> None:
@@ -162,27 +164,25 @@ def test_early_widens_its_grid_once(loss, tried, chosen) -> None:
     assert tuned.numbers["maxgain"] == pytest.approx(chosen, rel=0.01)
 
 
-def test_early_gives_up_below_its_wider_grid() -> None:
-    with pytest.raises(MaxGainError):
-        by_early(lambda gamma: 1 + gamma / 1000)
+@pytest.mark.parametrize("loss", [lambda gamma: 1 + gamma / 1000, lambda gamma: 1.0])
+def test_early_takes_the_smallest_of_its_wider_grid(loss, caplog) -> None:
+    tuned, run = by_early(loss)
+    assert tuned.numbers == {"maxgain": min(one.gamma for one in run.trained)}
+    assert len(run.trained) == 9
+    assert "end of the wider grid" in caplog.text
 
 
-@pytest.fixture(autouse=True)
-def _choosing(monkeypatch) -> None:
-    """The rule of `maxgain.choosing`, where that is not there yet."""
-    if hasattr(maxgain.errors, "SmallestChosenError"):
-        return
+@pytest.mark.parametrize("loss", [lambda gamma: math.log(10), lambda gamma: None])
+def test_early_refuses_runs_that_learned_nothing(loss) -> None:
+    with pytest.raises(RunError):
+        by_early(loss)
 
-    class SmallestChosenError(MaxGainError, ValueError):
-        pass
 
-    def choose_gamma(losses, tolerance=0.1):
-        chosen = min(gamma for gamma, loss in losses.items() if loss <= (1 + tolerance) * min(losses.values()))
-        if chosen == min(losses):
-            raise SmallestChosenError("try smaller ones")
-        return chosen
-
-    module = ModuleType("maxgain.choosing")
-    module.choose_gamma = choose_gamma
-    monkeypatch.setitem(sys.modules, "maxgain.choosing", module)
-    monkeypatch.setattr(maxgain.errors, "SmallestChosenError", SmallestChosenError, raising=False)
+def test_early_says_when_the_data_are_learned_at_once(caplog) -> None:
+    by_early(lambda gamma: 1.0 if gamma > 3 else 2.0)
+    assert "learn the training data" not in caplog.text
+    run = Fake(loss=lambda gamma: 0.001 / gamma)
+    tune(
+        recipe("maxgain"), lambda some: [msgspec.structs.replace(one, train_accuracy=1.0) for one in run(some)], "early"
+    )
+    assert "learn the training data" in caplog.text

@@ -130,7 +130,7 @@ def tune(
     machine = machine or Machine()
     folder = Path(out) if out else Path("runs") / f"tune-{recipe.name}-{regulariser}"
     recipe = replace(recipe, regulariser=regulariser)
-    _expect_tunable([regulariser], grid)
+    _expect_tunable([regulariser], None, grid)
 
     recorded = _recorded(folder / TUNING) if by == "tpe" else []
     with reused_workers() as workers:
@@ -140,7 +140,9 @@ def tune(
             return list(_reported(perform(recipes, folder / TUNING), len(recipes), "tuning"))
 
         tuned = tuning.tune(recipe, run, by, grid=grid, budget=budget, at_once=machine.at_once, recorded=recorded)
-    _files.write_json(folder / "tuning.json", {"regulariser": tuned.best, "by": by, "rule": tuning.RULES[by]})
+    runs = [result.key for result in tuned.results]
+    choice = {"regulariser": tuned.best, "by": by, "rule": tuning.RULES[by], "runs": runs}
+    _files.write_json(folder / "tuning.json", choice)
     return replace(tuned, folder=folder)
 
 
@@ -187,7 +189,7 @@ def compare(
     recipe, source = _recipe(data, network, root, settings)
     machine = machine or Machine()
     folder = Path(out) if out else Path("runs") / f"compare-{recipe.name}"
-    _expect_tunable(rows, grid)
+    _expect_tunable(rows, tuned, grid)
     plan = make_plan(
         recipe,
         rows,
@@ -266,7 +268,11 @@ def tunable(row: str, by: Tuned) -> bool:
     return any(by != "early" or part.row.name == "maxgain" for part in open_parts(row))
 
 
-def _expect_tunable(rows: Iterable[str], grid: Mapping[str, Sequence[float]] | None) -> None:
+def _expect_tunable(rows: Sequence[str], by: Tuned | None, grid: Mapping[str, Sequence[float]] | None) -> None:
+    if by and not any(tunable(row, by) for row in rows):
+        raise RecipeError(
+            f"no row leaves a number open for {by} to choose: write maxgain, not maxgain=2.", field="rows"
+        )
     names = {part.row.name for row in rows for part in open_parts(row)}
     if unknown := sorted(set(grid or {}) - names):
         raise RecipeError(f"no row leaves {unknown[0]!r} open, so its grid has no use.", field="grid")

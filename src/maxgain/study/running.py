@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
@@ -263,6 +264,7 @@ class _Worker(ProcessPoolExecutor):  # type: ignore[misc]
 
 def _prepare(parent: int) -> None:
     torch.set_num_threads(1)
+    warnings.formatwarning = lambda message, *_, **__: f"maxgain: warning: {message}\n"
     signal.signal(signal.SIGINT, lambda *_: os._exit(1))  # only a run that trains has anything to save
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)

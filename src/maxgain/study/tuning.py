@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from maxgain.errors import RecipeError, RunError
+from maxgain.choosing import choose_gamma
+from maxgain.errors import ChoiceError, RecipeError, RunError
 
 from .plan import Tuned
 from .recipe import Recipe
@@ -22,6 +23,8 @@ GAMMAS = (1.25, 1.7, 2.3, 3.2, 4.3, 5.9, 8.0)
 """The early rule's grid, geometric."""
 FRACTION, FEWEST_EPOCHS = 7, 3
 """The early rule trains for a seventh of the recipe, and at least three epochs."""
+LEARNED, GUESSING = 0.999, 0.98
+"""A training accuracy that says that the data are learned; a part of guessing's loss that says that nothing is."""
 RULES: dict[Tuned, str] = {
     "grid": "best validation accuracy, then lowest validation loss, then smallest numbers",
     "tpe": "best validation accuracy, then lowest validation loss, then smallest numbers",
@@ -102,6 +105,8 @@ def tune(
     if budget is not None and budget < 1:
         raise RecipeError(f"budget must be at least 1, not {budget}.", field="budget")
     if by == "early":
+        if budget is not None:
+            raise RecipeError("budget is not for the early rule, which trains every γ of its grid.", field="budget")
         return _tune_early(recipe, run, (grid or {}).get("maxgain", GAMMAS))
     if by == "tpe":
         results = _propose(recipe, run, parts, budget or 3 * BUDGET, at_once, recorded)
@@ -240,68 +245,51 @@ def _tune_early(recipe: Recipe, run: Run, gammas: Sequence[float]) -> Tuning:
     epochs = max(FEWEST_EPOCHS, round(recipe.epochs / FRACTION))
     if epochs >= recipe.epochs:
         raise RecipeError(f"the early rule needs more than {epochs} epochs, not {recipe.epochs}.", field="epochs")
-    from maxgain.choosing import choose_gamma
-    from maxgain.errors import SmallestChosenError
-
-    short = replace(recipe, epochs=epochs)
-    losses: dict[float, float] = {}
     results: list[Result] = []
 
-    def train(more: Sequence[float]) -> None:
-        for result in run([at(short, {"maxgain": gamma}) for gamma in more]):
-            results.append(result)
-            loss = _last(result.history.train_loss)
-            losses[result.recipe.gamma or math.nan] = math.inf if loss is None or result.status != "ok" else loss
+    def choose(*more: float) -> float:
+        results.extend(run([at(replace(recipe, epochs=epochs), {"maxgain": gamma}) for gamma in more]))
+        return _early_choice(results)
 
-    train(gammas)
-    low, high = gammas[0] / gammas[1], gammas[-1] / gammas[-2]
-    try:
-        chosen = choose_gamma(losses)
-        if chosen == max(losses):
-            log.info("the largest γ was chosen: trying larger ones")
-            train([_rounded(gammas[-1] * high), _rounded(gammas[-1] * high**2)])
-            chosen = choose_gamma(losses)
-    except SmallestChosenError:
-        log.info("the smallest γ was chosen: trying smaller ones")
-        train([_rounded(gammas[0] * low**2), _rounded(gammas[0] * low)])
-        chosen = choose_gamma(losses)
+    chosen = choose(*gammas)
+    ratios = {gammas[0]: gammas[0] / gammas[1], gammas[-1]: gammas[-1] / gammas[-2]}
+    if chosen in ratios:
+        log.info("γ = %g is an end of the grid: widening it", chosen)
+        chosen = choose(*(float(f"{chosen * ratios[chosen] ** step:.3g}") for step in (1, 2)))
+    losses = early_losses(results)
+    if chosen in (min(losses), max(losses)):
+        log.warning("γ = %g is an end of the wider grid, too: try another grid", chosen)
+    if any((result.train_accuracy or 0) >= LEARNED for result in results):
+        log.warning("%d epochs learn the training data, and the rule means little there: tune by accuracy", epochs)
     return Tuning(recipe, "early", _ordered(results, parts), {"maxgain": chosen})
 
 
-def draw_early(tuning: Tuning, path: Path) -> Path:
-    """Draw training loss against γ, with the tolerance and the choice."""
-    import matplotlib
+def _early_choice(results: Sequence[Result]) -> float:
+    """The γ that the early rule chooses, which may be the smallest."""
+    losses, guessing = early_losses(results), math.log(results[0].classes)
+    learned = {gamma: loss if loss < GUESSING * guessing else math.inf for gamma, loss in losses.items()}
+    if math.inf == min(learned.values()):
+        raise RunError(
+            f"no run learned anything: the lowest training loss is {min(losses.values()):.3g}, and guessing has "
+            f"{guessing:.3g}. Try larger γ, or another learning rate."
+        )
+    try:
+        return choose_gamma(learned)
+    except ChoiceError:  # the smallest trains as well as any
+        return min(losses)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    known = [(result.recipe.gamma, _last(result.history.train_loss)) for result in tuning.results]
-    gammas, losses = zip(*[(gamma, loss) for gamma, loss in known if loss is not None], strict=True)
-    chosen = tuning.numbers["maxgain"]
-    loss = dict(zip(gammas, losses, strict=True))[chosen]
-    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
-    axes.plot(gammas, losses, "o-", color="tab:blue")
-    axes.axhspan(min(losses), 1.1 * min(losses), color="tab:green", alpha=0.15, label="within 10 % of the lowest")
-    axes.plot([chosen], [loss], "o", ms=12, mfc="none", color="tab:red")
-    axes.annotate(
-        f"γ = {chosen:g}", (chosen, dict(zip(gammas, losses, strict=True))[chosen]), (8, 12), textcoords="offset points"
-    )
-    axes.set(xscale="log", yscale="log", xlabel="γ", ylabel="training loss after a seventh of the run")
-    axes.set_xticks(gammas, [f"{gamma:g}" for gamma in gammas])
-    axes.minorticks_off()
-    axes.legend(frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    pyplot.close(figure)
-    return path
+def early_losses(results: Iterable[Result]) -> dict[float, float]:
+    """The last training loss of each γ; infinite where the run failed."""
+    losses = {}
+    for result in results:
+        loss = _last(result.history.train_loss) if result.status == "ok" else None
+        losses[result.recipe.gamma or math.nan] = math.inf if loss is None else loss
+    return losses
 
 
 def _ordered(results: Iterable[Result], parts: Sequence[Chosen]) -> tuple[Result, ...]:
     return tuple(sorted(results, key=lambda result: list(numbers_of(result.recipe, parts).values())))
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.3g}")
 
 
 def _last(column: Sequence[float | None]) -> float | None:

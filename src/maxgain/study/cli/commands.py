@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from maxgain.errors import DataError, FileError, MaxGainError
+from maxgain.errors import DataError, FileError, MaxGainError, RecipeError
 
 from .. import api, tuning
 from .. import data as datasets
@@ -21,7 +22,7 @@ from ..api import Settings
 from ..networks import NETWORKS
 from ..recipe import RECIPES, Recipe
 from ..regularisers import REGULARISERS
-from ..report import gain_boxes
+from ..report import early_curve, gain_boxes
 from ..run import Result, Run
 from ..running import Machine
 from . import options
@@ -42,6 +43,8 @@ def train(recipe: Recipe, asked: options.Train) -> None:
 
 def tune(recipe: Recipe, asked: options.Tune) -> None:
     """Tune, show every point, and draw the early rule's picture."""
+    if asked.early and asked.by != "grid":
+        raise RecipeError("choose one of --early and --by.")
     settings, network = _settings(asked)
     tuned = api.tune(
         recipe.name,
@@ -61,7 +64,8 @@ def tune(recipe: Recipe, asked: options.Tune) -> None:
     console.print(table)
     console.print(f"chosen: {tuned.best} ({tuning.RULES[tuned.by]})", soft_wrap=True)
     if tuned.by == "early":
-        console.print(f"picture: {tuning.draw_early(tuned, tuned.folder / 'early.png')}", soft_wrap=True)
+        picture = _save(early_curve(tuned.results, tuned.numbers["maxgain"]), tuned.folder / "early.png")
+        console.print(f"picture: {picture}", soft_wrap=True)
     suggest(("train", recipe.name, "--regulariser", tuned.best, *_changed(recipe, asked)))
 
 
@@ -184,8 +188,12 @@ def _show_scores(result: Result) -> None:
 
 def save_gains(results: Mapping[str, Result], path: Path) -> Path:
     """Draw the gains of these runs, a panel each."""
+    return _save(gain_boxes(results), path)
+
+
+def _save(figure: Figure, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    gain_boxes(results).savefig(path, dpi=150)
+    figure.savefig(path, dpi=150)
     return path
 
 

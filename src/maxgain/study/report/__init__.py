@@ -1,5 +1,6 @@
 """The page about a run, a search or a comparison, and its figures."""
 
+from .figures import early_curve as early_curve
 from .figures import forest as forest
 from .figures import gain_boxes as gain_boxes
 from .figures import learning_curves as learning_curves

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from ..comparison import Comparison
 from ..regularisers import Chosen
 from ..result import Result
-from ..tuning import numbers_of
+from ..tuning import early_losses, numbers_of
 
 INK, SOFT, RULE = "#1f2328", "#5b636d", "#dcdcd6"
 SERIES = ("#0072b2", "#c2570c", "#00805e", "#a8488a", "#8a6a12", "#3d5a80", "#6a6a69", "#a3283a")
@@ -155,6 +155,32 @@ def tuning_curves(results: Sequence[Result], chosen: Mapping[str, float] | None 
     panels[0, 0].set_ylabel("accuracy (%)")
     panels[1, 0].set_ylabel("log loss (nats)")
     _legend(figure, panels[0, 0])
+    return figure
+
+
+def early_curve(results: Sequence[Result], chosen: float) -> Figure:
+    """Training loss against γ, with the early rule's tolerance and its choice."""
+    losses = {gamma: loss for gamma, loss in sorted(early_losses(results).items()) if math.isfinite(loss)}
+    lowest = min(losses.values())
+    figure, (axis,) = _figure(1, 1, (PANEL[0], 1.15 * PANEL[1]))
+    axis.plot(list(losses), list(losses.values()), "o-", color=SERIES[0], markersize=4)
+    axis.axhspan(lowest, 1.1 * lowest, color=SERIES[2], alpha=0.25, linewidth=0, label="within 10 % of the lowest")
+    axis.plot(
+        [chosen],
+        [losses[chosen]],
+        "o",
+        markersize=11,
+        color=SERIES[1],
+        markerfacecolor="none",
+        label=f"chosen: γ = {chosen:g}",
+        linestyle="none",
+    )
+    axis.set(
+        xscale="log", yscale="log", xlabel="γ", ylabel=f"training loss after {results[0].recipe.epochs} epochs (nats)"
+    )
+    axis.set_xticks(list(losses), [f"{gamma:g}" for gamma in losses])
+    axis.xaxis.minorticks_off()
+    _legend(figure, axis)
     return figure
 
 

@@ -19,7 +19,7 @@ from maxgain.errors import FileError
 from .. import _files
 from ..comparison import HEADS, Comparison, compare
 from ..plan import FILE as PLAN
-from ..plan import Plan, read_plan
+from ..plan import Plan, Tuned, read_plan
 from ..recipe import Recipe, to_json
 from ..regularisers import short_name, spell
 from ..result import RESULT, Result, load
@@ -47,7 +47,10 @@ class Choice:
     """What a search chose, as tuning.json says."""
 
     regulariser: str
+    by: Tuned
     rule: str
+    runs: tuple[str, ...]
+    """Keys of its results."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +110,14 @@ def _sections(folder: Path) -> tuple[list[Section], list[Result]]:
         used |= {result.key for runs in comparison.results.values() for result in runs}
         used |= {result.key for result in comparison.failed}
         sections.append(_comparison(comparison, file.parent.relative_to(folder).as_posix()))
-    searches = sorted(file.parent for file in folder.rglob(TUNING))
-    sections += [_search(load(search), _files.read_json(search / TUNING, Choice)) for search in searches]
-    runs = [file.parent for file in folder.rglob(RESULT) if not any(search in file.parents for search in searches)]
-    rest = {result.key: result for run in sorted(runs) for result in load(run) if result.key not in used}
+    loose, searches = [], sorted(file.parent for file in folder.rglob(TUNING))
+    for search in searches:
+        choice, found = _files.read_json(search / TUNING, Choice), load(search)
+        sections.append(_search([result for result in found if result.key in choice.runs], choice))
+        loose += [result for result in found if result.key not in choice.runs]
+    runs = sorted(file.parent for file in folder.rglob(RESULT) if not any(one in file.parents for one in searches))
+    loose += [result for run in runs for result in load(run)]
+    rest = {result.key: result for result in loose if result.key not in used}
     sections += _rest(list(rest.values()))
     if waiting := sum(not (file.parent / RESULT).exists() for file in folder.rglob(CONFIG)):
         sections[-1] = replace(sections[-1], notes=[*sections[-1].notes, f"{counted(waiting, 'run')} not finished."])
@@ -229,6 +236,10 @@ def _search(results: Sequence[Result], choice: Choice | None = None) -> Section:
             f"{', '.join(f'{name}={value:g}' for name, value in chosen.items())} has the best validation accuracy on "
             f"{recipe.name}, {percent(float(means[best]))} %{f', the mean of {runs} runs' if runs > 1 else ''}"
         )
+    drawn = [figures.tuning_curves(finished, chosen)] if finished else []
+    if choice and choice.by == "early" and (gamma := replace(recipe, regulariser=choice.regulariser).gamma):
+        title = f"{choice.regulariser} is the early rule's choice on {recipe.name}"
+        drawn.insert(0, figures.early_curve(results, gamma))
     heads = (*(part.row.name for part in parts), "validation, %", "validation loss", "train, %", "fold", "seed")
     rows = [
         (
@@ -248,7 +259,7 @@ def _search(results: Sequence[Result], choice: Choice | None = None) -> Section:
             *([f"Chosen: {choice.regulariser} ({choice.rule})."] if choice else []),
             "Numbers are chosen on validation images; test images are not used.",
         ],
-        figures=list(_drawn("Scores by number", [figures.tuning_curves(finished, chosen)] if finished else [])),
+        figures=list(_drawn("Scores by number", drawn)),
         details=[Table(heads, rows, counted(len(rows), "run")), _settings(recipe), *_origins(results)],
     )
 
