@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
-from maxgain.functional import divide_, gain, project_, scaled_channels_gain, without_bias
+from maxgain.functional import gain, project_
+from maxgain.gain import diagonal_gain
+from maxgain.layers import without_bias
 
 INF, NAN = math.inf, math.nan
 NORMS = [1.0, 1.5, 2.0, 3.0, 17.0, INF]
@@ -107,7 +109,7 @@ def test_gains_from_the_norms_of_channels_are_the_gains(p: float, dtype: torch.d
     for shape in ((4, 3), (4, 3, 5, 2)):
         x = torch.randn(shape).to(dtype)
         explicit = gain(x.double() * scale.double().view(-1, *[1] * (x.dim() - 2)), x.double(), p, x.dim() - 1)
-        torch.testing.assert_close(scaled_channels_gain(x, scale, p).double(), explicit, rtol=1e-5, atol=0)
+        torch.testing.assert_close(diagonal_gain(x, scale, p).double(), explicit, rtol=1e-5, atol=0)
 
 
 def test_promise_02_a_bias_is_taken_off_as_it_was_added() -> None:
@@ -181,9 +183,3 @@ def test_each_weight_has_its_own_gain_and_bound() -> None:
     assert [weight.tolist() for weight in weights] == [[4.0], [0.5, 0.5], [1.0]]
     assert scales.tolist() == pytest.approx([2 / 3, 0.5, 1.0])
     assert weights[0].is_leaf
-
-
-def test_entries_may_have_factors_of_their_own() -> None:
-    weights = [torch.ones(2, 2), torch.ones(2, 2, dtype=torch.bfloat16)]
-    divide_(weights, [torch.tensor([[1.0], [4.0]])] * 2)
-    assert all(weight.tolist() == [[1.0, 1.0], [0.25, 0.25]] for weight in weights)

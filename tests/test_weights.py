@@ -52,7 +52,7 @@ def test_every_unit_is_bounded_by_itself(name: str, p: float) -> None:
     assert constraint.scales[""] == pytest.approx(bound / max(before), rel=1e-5)
 
 
-@pytest.mark.parametrize(("p", "entry"), [(2, 1e20), (2, 1e-25), (20, 100.0), (20, 1e-3)])
+@pytest.mark.parametrize(("p", "entry"), [(20, 100.0), (20, 1e-3)])
 def test_units_are_bounded_whose_powers_are_beyond_the_dtype(p: float, entry: float) -> None:
     layer = nn.Linear(8, 4)
     nn.init.constant_(layer.weight, entry)

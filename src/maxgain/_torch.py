@@ -6,6 +6,7 @@ All of it was seen on torch 2.11 to 2.13, unless it says otherwise. When a new t
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -47,23 +48,79 @@ def inner_optimizer(optimizer: Any, weights: set[int]) -> Optimizer:
     return optimizer
 
 
+UPDATES_UNTIL_SAID = 4
+"""How often weights may change without a step of an attached optimizer."""
+
+
+class Updates:
+    """Notices that a constrained weight changes from backward to backward while no attached optimizer steps.
+
+    It is a hook on the gradient of one weight, because compiled forwards call no Python, and holds the constraint
+    weakly, because torch holds the hooks of a weight where the garbage collector does not look. Guarded by
+    tests/test_checks.py.
+    """
+
+    def __init__(self, constraint: Any, report: Callable[[Any], None]) -> None:
+        self.constraint, self.report = weakref.ref(constraint), report
+        self.count, self.steps, self.version = 0, -1, -1
+        trained = [layer.parameter for layer in constraint._layers if layer.parameter.requires_grad][:1]
+        usable = [weight for weight in trained if weight.is_leaf and not hasattr(type(weight), "full_tensor")]
+        self.handles = [weight.register_post_accumulate_grad_hook(self) for weight in usable]
+
+    def __call__(self, weight: Tensor) -> None:
+        """Torch calls this after each backward."""
+        constraint = self.constraint()
+        if constraint is None or constraint._paused:
+            return
+        steps = 0
+        for attached in constraint._attached.values():
+            steps += attached.steps
+        is_update = self.steps == steps and self.version != weight._version
+        self.count = self.count + is_update if self.steps == steps else 0
+        self.steps, self.version = steps, weight._version
+        if is_update and self.count == UPDATES_UNTIL_SAID:
+            self.report(constraint)
+
+    def remove(self) -> None:
+        """Take the hook away again."""
+        for handle in self.handles:
+            handle.remove()
+
+
 # --- Hooks ------------------------------------------------------------------------------------------------------------
 
 
 class ForwardHook:
     """A forward hook that does not travel: a copied or pickled model is a plain module, without our types in it.
 
-    Torch copies and pickles a module's hooks with it. Seen on torch 2.11 to 2.13. Guarded by
-    tests/promises/test_plain_module.py.
+    Torch copies and pickles a module's hooks with it. Guarded by tests/promises/test_plain_module.py.
 
-    Before each call of compiled code torch checks all that its hooks read, in every layer. Dearest is an object that is
-    reached in several ways, or from several layers: whether it still is the same one is asked in Python. Next comes the
-    ``__call__`` of an object, while a method with a name is free if the object has slots, in which nothing can hide it.
-    So hooks and what they call have slots, and share few objects. Seen on torch 2.11 to 2.13. Guarded by
+    Before each call of compiled code torch checks all that its hooks read, in every layer. The most expensive guard is
+    on an object that is reached in several ways, or from several layers: whether it still is the same one is asked in
+    Python. Next comes the ``__call__`` of an object, while a method with a name is free if the object has slots, in
+    which nothing can hide it. So hooks and what they call have slots, and share few objects. Guarded by
     tests/promises/test_compile.py.
     """
 
-    __slots__ = ()
+    __slots__ = ("handle", "module")
+
+    def register(self, module: nn.Module) -> None:
+        """Have the hook called after each forward of the module, before all other hooks.
+
+        torch.compile does not check for hooks before it runs what it compiled without them, for this model or for
+        another one of the same architecture. It does check the type of a module's dictionary of parameters, so that is
+        changed to another type that behaves the same. Guarded by tests/promises/test_compile.py.
+        """
+        self.module = module
+        module.__dict__["_parameters"] = OrderedDict(module._parameters)
+        self.handle = module.register_forward_hook(self, with_kwargs=True)  # type: ignore[arg-type]
+        put_first(module._forward_hooks, self.handle.id)
+
+    def remove(self) -> None:
+        """Take the hook away again; the last one of ours leaves the module as it was."""
+        self.handle.remove()
+        if not any(isinstance(hook, ForwardHook) for hook in self.module._forward_hooks.values()):
+            self.module.__dict__["_parameters"] = dict(self.module._parameters)
 
     @property
     def __name__(self) -> str:
@@ -73,23 +130,6 @@ class ForwardHook:
     def __reduce__(self) -> tuple[Any, ...]:
         # A callable of the standard library that takes anything and returns None, so it can stand in for a hook.
         return getattr, (contextlib.nullcontext(), "__exit__")
-
-
-def invalidate_compiled_code(module: nn.Module) -> None:
-    """Make torch.compile notice that this module now has a hook.
-
-    torch.compile does not check for hooks before it runs what it compiled without them, for this model or for another
-    one of the same architecture. It does check the type of a module's dictionary of parameters, so that is changed to
-    another type that behaves the same. Seen on torch 2.11 to 2.13. Guarded by tests/promises/test_compile.py
-    (promise 11).
-    """
-    module.__dict__["_parameters"] = OrderedDict(module._parameters)
-
-
-def restore_compiled_code(module: nn.Module) -> None:
-    """Undo ``invalidate_compiled_code`` once the last hook of ours is gone."""
-    if not any(isinstance(hook, ForwardHook) for hook in module._forward_hooks.values()):
-        module.__dict__["_parameters"] = dict(module._parameters)
 
 
 @contextlib.contextmanager
@@ -248,12 +288,13 @@ def memory_of(node: Node) -> Memory:
 
 
 def at_fixed_address(tensor: Tensor) -> Tensor:
-    """Say that the tensor stays where it is, so that compiled CUDA graphs need no copy of it.
+    """Say that a tensor on a GPU stays where it is, so that compiled CUDA graphs need no copy of it.
 
-    As ``torch._dynamo.mark_static_address`` does, without the seconds that importing it takes. Seen on torch 2.11 to
-    2.13. Guarded by tests/promises/test_cuda.py.
+    As ``torch._dynamo.mark_static_address`` does, without the seconds that importing it takes. Guarded by
+    tests/promises/test_cuda.py.
     """
-    tensor._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]
+    if tensor.is_cuda:
+        tensor._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]
     return tensor
 
 

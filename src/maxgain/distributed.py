@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .errors import MaxGainError
+from .layers import Layer
 
 Group = Any | Literal[False] | None
 """A process group or a one-dimensional DeviceMesh whose ranks take the largest of their gains; None: the default
@@ -36,29 +37,26 @@ def is_exchanged(group: Any) -> bool:
 
 
 def max_over_ranks(packed: Tensor, group: Any) -> Tensor:
-    """Return the largest of all ranks' values; the tensor itself without other ranks."""
-    if not is_exchanged(group):
-        return packed
-    packed = packed.clone()
-    dist.all_reduce(packed, op=dist.ReduceOp.MAX, group=group)
+    """Return the largest of all ranks' values, in the same tensor."""
+    if is_exchanged(group):
+        dist.all_reduce(packed, op=dist.ReduceOp.MAX, group=group)
     return packed
 
 
-def differing_ranks(names: Sequence[str], weights: Sequence[Tensor], group: Any, device: torch.device) -> str | None:
-    """Say how the ranks of a group differ, in their layers or in their weights; None if they do not. A collective."""
+def differing_ranks(layers: Sequence[Layer], group: Any, device: torch.device) -> str:
+    """Say how the ranks of a group differ, in their layers or in their weights; or nothing. A collective."""
     if not is_exchanged(group):
-        return None
-    total = sum((weight.detach().double().sum().to(device) for weight in weights if not is_sharded(weight)), start=0.0)
-    own = torch.tensor([len(names), zlib.crc32("\n".join(names).encode()), 0.0], dtype=torch.float64, device=device)
-    own[2] = torch.nan_to_num(torch.as_tensor(total, device=device))
+        return ""
+    names = "\n".join(layer.name for layer in layers)
+    weights = [layer.parameter.detach() for layer in layers if layer.parameter is not None]
+    total = sum((weight.double().sum().to(device) for weight in weights if not is_sharded(weight)), start=0.0)
+    total = torch.nan_to_num(torch.as_tensor(total, dtype=torch.float64, device=device))
+    own = torch.stack([torch.full_like(total, zlib.crc32(names.encode())), total])
     gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(gathered, own, group)
-    ranks = torch.stack(gathered).tolist()
-    if any(rank[:2] != ranks[0][:2] for rank in ranks):
-        return "the ranks constrain different layers"
-    if any(rank[2] != ranks[0][2] for rank in ranks):
-        return "the ranks train different weights"
-    return None
+    names_differ, weights_differ = (torch.stack(gathered) != own).any(0).tolist()
+    what = "different layers" if names_differ else "different weights" if weights_differ else ""
+    return what and f"The ranks train {what}"
 
 
 def is_sharded(tensor: Any) -> bool:
@@ -87,16 +85,15 @@ def local_rows(weight: Any, dim: int, part: tuple[int, int] | None) -> Tensor:
 
         _, offsets = compute_local_shape_and_global_offset(weight.shape, weight.device_mesh, weight.placements)
         weight, offset = local(weight), offsets[dim]
-    size = weight.shape[dim]
-    start, end = (min(max(0, place - offset), size) for place in (first, first + count))
+    start, end = (min(max(0, place - offset), weight.shape[dim]) for place in (first, first + count))
     return weight.narrow(dim, start, end - start)  # type: ignore[no-any-return]
 
 
 def full(tensor: Tensor) -> Tensor:
     """Return all of a tensor, gathered if it is sharded; then every rank must call this."""
-    if not is_sharded(tensor):
-        return tensor.detach()
     sharded: Any = tensor.detach()
+    if not is_sharded(tensor):
+        return sharded  # type: ignore[no-any-return]
     # Shards offloaded to the host are gathered where the ranks can exchange them.
     return sharded.to(sharded.device_mesh.device_type).full_tensor().to(tensor.device)  # type: ignore[no-any-return]
 

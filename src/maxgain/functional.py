@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from .errors import NormError
 
 
 def gain(z: Tensor, x: Tensor, p: float = 2.0, dims: int = 1) -> Tensor:
@@ -42,22 +45,19 @@ def project_(weights: Sequence[Tensor], gains: Tensor, gamma: Tensor | float) ->
         tensor([[4.]])
     """
     factors = torch.where(torch.isfinite(gains), gains / gamma, 1.0).clamp_min(1.0)
-    pairs = list(zip(weights, factors, strict=True))
-    if factors.device.type == "cpu":  # reading a value is free here
-        pairs = [pair for pair, factor in zip(pairs, factors.tolist(), strict=True) if factor > 1]
+    # Reading a value is free on a CPU; on a GPU a weight within its bound is divided by 1.
+    values = factors.tolist() if factors.device.type == "cpu" else [math.inf] * len(weights)
+    same: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
-        divide_([weight for weight, _ in pairs], [factor.to(weight.device) for weight, factor in pairs])
+        for weight, factor, value in zip(weights, factors, values, strict=True):
+            if value > 1 and (weight.dtype, weight.device) == (factor.dtype, factor.device):
+                same.append((weight, factor))
+            elif value > 1:  # a factor rounded to bfloat16 would miss the bound by up to 0.4 %
+                wide = torch.promote_types(weight.dtype, factor.dtype)
+                weight.copy_(weight.to(wide).div_(factor.to(weight.device)))
+        if same:
+            torch._foreach_div_([weight for weight, _ in same], [factor for _, factor in same])
     return factors.reciprocal()
-
-
-def divide_(weights: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
-    """Divide each weight by its factor in place: by one number, or by one for each entry."""
-    pairs = list(zip(weights, factors, strict=True))
-    if same := [pair for pair in pairs if pair[0].dtype == pair[1].dtype]:
-        torch._foreach_div_([weight for weight, _ in same], [factor for _, factor in same])
-    for weight, factor in pairs:
-        if weight.dtype != factor.dtype:  # a factor rounded to bfloat16 would miss the bound by up to 0.4 %
-            weight.copy_(weight.to(factor.dtype).div_(factor))
 
 
 def norm(v: Tensor, p: float, dims: int) -> Tensor:
@@ -72,18 +72,8 @@ def norm(v: Tensor, p: float, dims: int) -> Tensor:
     return largest.squeeze(over) * norms
 
 
-def scaled_channels_gain(x: Tensor, scale: Tensor, p: float) -> Tensor:
-    """Return the gain of each sample when W scales the channels, dimension 1: x is read once and not copied."""
-    if x.dim() == 2:
-        return gain(x * scale, x, p)
-    norms = norm(x, p, x.dim() - 2)
-    largest = scale.abs().amax().clamp_min(torch.finfo(scale.dtype).tiny)  # it begins at zero in residual branches
-    return gain(norms * (scale / largest), norms, p) * largest
-
-
-def without_bias(output: Tensor, bias: Tensor | None, channel_dims: int) -> Tensor:
-    """Return ``Wx`` of a layer that returned ``Wx + b``; channels are the dimension ``channel_dims`` from the end."""
-    if bias is None:
-        return output
-    rounded = bias.to(output.dtype)  # as the layer added it: autocast rounds the bias first
-    return output - rounded.to(torch.promote_types(output.dtype, torch.float32)).view(-1, *[1] * (channel_dims - 1))
+def check_p(p: Any) -> float:
+    """Return p if it names a norm."""
+    if isinstance(p, bool) or not isinstance(p, int | float) or not p >= 1:
+        raise NormError(f"p must be a number from 1 to inf, not {p!r:.40}: below 1 it does not define a norm.")
+    return float(p)

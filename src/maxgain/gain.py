@@ -13,15 +13,14 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from . import _torch, kernels
-from .checks import homogeneity_error, made_up_input
-from .constraint import NOT_FINITE, UNMEASURED, Constraint, StepPlan
+from .checks import homogeneity_error
+from .constraint import NOT_FINITE, UNMEASURED, Attached, Constraint, StepPlan
 from .distributed import Group, full, gathered_parameters, is_flat_shard, is_sharded
-from .errors import MaxGainError, NormError
-from .functional import gain, project_, scaled_channels_gain, without_bias
-from .layers import Bound, Globs, Layer
+from .errors import MaxGainError
+from .functional import check_p, gain, norm, project_
+from .layers import Bound, Globs, Layer, running_scale, without_bias
 
 __all__ = ["MaxGain", "gain", "project_", "record"]
 
@@ -89,19 +88,16 @@ class MaxGain(Constraint):
         forwards do not see it."""
         self.mask_uses = 0
         """How many forwards of layers took a mask."""
-        self._buffer: Buffer | None = None
         super().__init__(model, gamma, parts=parts, include=include, exclude=exclude, process_group=process_group)
 
     @property
     def dropped(self) -> dict[str, int]:
         """How many instances of each layer had a gain that is not finite, and were left out."""
-        assert self._buffer is not None
-        return {name: int(count) for name, count in self._by_name(self._buffer.dropped).items()}
+        return {name: int(count) for name, count in self._by_name(self._dropped()).items()}
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Measure and project nothing within this context."""
-        assert self._buffer is not None
         before = self._buffer.resting.clone()
         self._buffer.resting.fill_(2**30)  # on the device, so that compiled and captured forwards rest too
         try:
@@ -110,58 +106,45 @@ class MaxGain(Constraint):
         finally:
             self._buffer.resting.copy_(before)
 
+    # What the base asks for.
+
     def _register(self) -> None:
-        if self._buffer is None:
-            self._buffer = Buffer(self._gains, self.p)
         super()._register()
+        if not hasattr(self, "_buffer"):
+            self._buffer = Buffer(self._gains, self.p)
         if not self._hooks:
             self._hooks = [_Hook(layer, slot, self) for layer, slot in zip(self._layers, self._slots, strict=True)]
 
-    def _step(self, optimizer: Optimizer | None) -> None:
-        steps = self._attached[optimizer].steps
-        if not steps & (steps + 1):  # at the steps that are checked: compiled code tries no forward
-            self._try_forwards()
-        super()._step(optimizer)
-
-    @torch.no_grad()
-    def _try_forwards(self) -> None:
-        """Try the layers with forwards of their own that no batch was tried on, on numbers that are made up."""
-        for hook in [hook for hook in self._hooks if hook.untried]:
-            if _torch.is_capturing(hook.buffer.maxima.device) or (x := made_up_input(hook.layer)) is None:
-                continue
-            with contextlib.suppress(Exception):  # it may take more than an input
-                if reason := homogeneity_error(hook.layer, (x,), {}):
-                    self._skip(hook.layer, reason)
-                hook.untried = reason == ""
-
     def _estimate(self, plan: StepPlan) -> Tensor:
-        assert self._buffer is not None
         maxima = self._buffer.maxima
-        return maxima if plan.index is None else maxima[plan.index]
+        if plan.fused is not None:  # which uses them up
+            return maxima
+        sizes = torch.full_like(maxima, UNMEASURED).index_copy_(0, plan.own, maxima[plan.own])
+        maxima.index_fill_(0, plan.own, UNMEASURED)
+        return sizes
 
-    def _forget(self, plan: StepPlan, sizes: Tensor) -> None:
-        assert self._buffer is not None
-        buffer, at = self._buffer, slice(None) if plan.index is None else plan.index
-        if plan.fused is None or sizes is not buffer.maxima:  # else the launch has done so
-            buffer.maxima[at] = UNMEASURED
-        if self.every > 1:
-            if _torch.is_capturing(buffer.resting.device):
-                resting = buffer.resting[at]
-                buffer.resting[at] = torch.where(resting == 0, self.every, resting) - 1
-            else:
-                plan.resting = (plan.resting or self.every) - 1
-                buffer.resting[at] = plan.resting
-                for hook in [hook for hook in self._hooks if plan.index is None or hook.slot in plan.slots]:
-                    hook.idle = plan.resting > 0
+    def _rest(self, attached: Attached) -> None:
+        assert attached.plan is not None
+        resting, own = self._buffer.resting, attached.plan.own
+        if _torch.is_capturing(resting.device):
+            left = resting[own]
+            resting.index_copy_(0, own, torch.where(left == 0, self.every, left) - 1)
+            return
+        steps = -attached.steps % self.every  # until one that measures
+        resting.index_fill_(0, own, steps)
+        for hook in self._hooks:
+            if hook.slot in attached.plan.slots:
+                hook.idle = steps > 0
 
     def _move_to(self, device: torch.device) -> None:
         super()._move_to(device)
-        if self._buffer is not None:
-            self._buffer.move_to(device)
+        self._buffer.move_to(device)
 
     def _dropped(self) -> Tensor:
-        assert self._buffer is not None
         return self._buffer.dropped
+
+    def _fallback(self, slot: int) -> str:
+        return kernels.fallbacks.get((self._buffer.maxima.data_ptr(), slot), "")
 
 
 class Buffer:
@@ -177,40 +160,31 @@ class Buffer:
         """How many gains were not finite, ever."""
         self.resting = torch.zeros_like(like, dtype=torch.int32)
         """For how many more steps nothing is measured."""
-        self.fix_addresses()
+        self.move_to(like.device)
 
     def move_to(self, device: torch.device) -> None:
         """Follow a model to another device."""
-        if self.maxima.device != device:
-            self.maxima, self.dropped = self.maxima.to(device), self.dropped.to(device)
-            self.resting = self.resting.to(device)
-            self.fix_addresses()
-
-    def fix_addresses(self) -> None:
-        """Spare compiled CUDA graphs a copy."""
-        for tensor in (self.maxima, self.dropped, self.resting) if self.maxima.is_cuda else ():
-            _torch.at_fixed_address(tensor)
+        self.maxima, self.dropped, self.resting = (
+            _torch.at_fixed_address(tensor.to(device)) for tensor in (self.maxima, self.dropped, self.resting)
+        )
 
 
 class _Hook(_torch.ForwardHook):
     """Records the gain of one layer's training forwards."""
 
-    __slots__ = ("buffer", "constraint", "handle", "idle", "instance", "layer", "slot", "untried", "weight")
+    __slots__ = ("buffer", "constraint", "idle", "instance", "is_whole", "layer", "slot", "untried", "weight")
 
     def __init__(self, layer: Layer, slot: int, constraint: MaxGain) -> None:
-        assert constraint._buffer is not None
         self.layer, self.slot, self.constraint = layer, slot, constraint
         self.buffer, self.instance = constraint._buffer, constraint.instance
-        self.weight = layer.parameter
         self.untried, self.idle = layer.own_forward, False
-        _torch.invalidate_compiled_code(layer.module)
-        self.handle = layer.module.register_forward_hook(self, with_kwargs=True)
-        _torch.put_first(layer.module._forward_hooks, self.handle.id)
+        self.look_up()
+        self.register(layer.module)
 
-    def remove(self) -> None:
-        """Take the hook away again."""
-        self.handle.remove()
-        _torch.restore_compiled_code(self.layer.module)
+    def look_up(self) -> None:
+        """Learn which parameter is the module's own; functional_call puts another in its place for a while."""
+        self.weight = self.layer.parameter
+        self.is_whole = not (is_sharded(self.weight) or is_flat_shard(self.weight))  # else ranks put it together
 
     @_torch.skip_standalone_compile
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
@@ -222,7 +196,8 @@ class _Hook(_torch.ForwardHook):
             return self.measure_compiled(module, x, output)
         if self.idle and not _torch.is_capturing(self.buffer.maxima.device):
             return None  # a captured forward asks the device instead
-        if _torch.is_simulated(x) or not self.is_own(module._parameters.get(self.layer.kind.weight)):
+        is_own = not self.is_whole or module._parameters.get(self.layer.kind.weight) is self.weight
+        if not is_own or _torch.is_simulated(x):
             return None
         with _torch.without_modes() if _torch.count_modes() else contextlib.nullcontext(), torch.no_grad():
             try:
@@ -239,10 +214,6 @@ class _Hook(_torch.ForwardHook):
                 self.constraint._skip(self.layer, f"its call cannot be measured ({type(error).__name__}: {said})")
         return None
 
-    def is_own(self, weight: Any) -> bool:
-        """Whether a forward used the module's own parameter, and not one put there by functional_call for a while."""
-        return weight is self.weight or is_sharded(self.weight) or is_flat_shard(self.weight)
-
     def measure(self, module: nn.Module, x: Any, output: Any) -> None:
         """Record a forward that is not compiled."""
         if x.is_nested:
@@ -257,7 +228,7 @@ class _Hook(_torch.ForwardHook):
         if mask is not None and self.layer.kind.dims == 1 and mask.shape == x.shape[:-1]:
             x = x.masked_fill(mask.unsqueeze(-1) == 0, 0)  # an input of zero has no gain
             self.constraint.mask_uses += 1
-        if is_sharded(x) or is_sharded(output):
+        if not (type(x) is type(output) is Tensor) and (is_sharded(x) or is_sharded(output)):
             with gathered_parameters(module):
                 record(*self.arguments(module, full(x), full(output)))
         else:
@@ -270,7 +241,7 @@ class _Hook(_torch.ForwardHook):
             return None
         if not is_tensor and self.layer.kind.form != "other":
             return None
-        if type(module._parameters.get(self.layer.kind.weight)) is Tensor and not is_flat_shard(self.weight):
+        if self.is_whole and type(module._parameters.get(self.layer.kind.weight)) is Tensor:
             return None  # put there by functional_call
         is_sequence = x.dim() > 2 and self.layer.kind.dims == 1
         onward = _torch.alias_output(output) if is_sequence and is_tensor and output.requires_grad else None
@@ -324,8 +295,7 @@ def record(
     else:
         assert vector is not None
         assert variance is not None
-        wide = torch.promote_types(vector.dtype, torch.float32)
-        gains = scaled_channels_gain(x, vector.to(wide) * torch.rsqrt(variance.to(wide) + eps), p)
+        gains = diagonal_gain(x, running_scale(vector, variance, eps), p)
     gains = gains.to(maxima.device, maxima.dtype).flatten()
     if is_cpu and math.isfinite((largest := gains.amax()).item()):  # then all of them are
         maxima[slot].clamp_(min=largest)
@@ -342,8 +312,10 @@ def record(
 kernels.define_operator(record)
 
 
-def check_p(p: Any) -> float:
-    """Return p if it names a norm."""
-    if isinstance(p, bool) or not isinstance(p, int | float) or not p >= 1:
-        raise NormError(f"p must be a number from 1 to inf, not {p!r:.40}: below 1 it does not define a norm.")
-    return float(p)
+def diagonal_gain(x: Tensor, scale: Tensor, p: float) -> Tensor:
+    """Return the gain of each sample when W scales the channels, dimension 1: x is read once and not copied."""
+    if x.dim() == 2:
+        return gain(x * scale, x, p)
+    norms = norm(x, p, x.dim() - 2)
+    largest = scale.abs().amax().clamp_min(torch.finfo(scale.dtype).tiny)  # it begins at zero in residual branches
+    return gain(norms * (scale / largest), norms, p) * largest

@@ -18,13 +18,15 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from .errors import BoundError, NothingToConstrainError, PatternError, UnsupportedLayerError
-from .functional import without_bias
 
 Bound = float | Mapping[str, float]
 Globs = str | Iterable[str]
 LinearPart = Callable[[Any, Tensor, Any], tuple[Tensor, Tensor]]
 ITSELF = "(itself)"
 """What a model that is a single layer is called, whose dotted name is empty."""
+
+
+# --- One row per layer type -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,22 @@ class LayerKind:
     """False where such a layer is taken only if ``include`` names it."""
     diagonal: Callable[[Any], Tensor] | None = None
     """The diagonal of W, where W is a diagonal matrix."""
+    output_dim: int = 0
+    """The dimension of the weight along which the outputs lie: 1 for transposed ones."""
+
+
+def without_bias(output: Tensor, bias: Tensor | None, channel_dims: int) -> Tensor:
+    """Return ``Wx`` of a layer that returned ``Wx + b``; channels are the dimension ``channel_dims`` from the end."""
+    if bias is None:
+        return output
+    rounded = bias.to(output.dtype)  # as the layer added it: autocast rounds the bias first
+    return output - rounded.to(torch.promote_types(output.dtype, torch.float32)).view(-1, *[1] * (channel_dims - 1))
+
+
+def running_scale(weight: Tensor, variance: Tensor, eps: float) -> Tensor:
+    """Return ``α / sqrt(running variance + ε)``: the running variance is a steadier estimate than the batch's."""
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    return weight.to(wide) * torch.rsqrt(variance.to(wide) + eps)
 
 
 def affine(dims: int, **options: Any) -> LayerKind:
@@ -54,7 +72,7 @@ def affine(dims: int, **options: Any) -> LayerKind:
     return LayerKind(dims, linear_part, "affine", **options)
 
 
-def _normalisation(
+def _scaling(
     dims: int | None, normalised: Callable[[Any, Tensor], Tensor], diagonal: Callable[[Any], Tensor], **options: Any
 ) -> LayerKind:
     """The row of a layer whose ``Wx`` is a diagonal matrix times what it makes of its input."""
@@ -66,20 +84,14 @@ def _normalisation(
     return LayerKind(dims, linear_part, diagonal=diagonal, **options)
 
 
-def _scale(layer: Any) -> Tensor:
+def _own_scale(layer: Any) -> Tensor:
     weight: Tensor = layer.weight.detach()
     return weight.to(torch.promote_types(weight.dtype, torch.float32))
 
 
-def batch_norm_diagonal(layer: Any) -> Tensor:
-    """``α / sqrt(running variance + ε)``: the running variance is a steadier estimate than the batch's."""
-    scale = _scale(layer)
-    return scale * torch.rsqrt(layer.running_var.to(scale.dtype) + layer.eps)
+def _batch_norm_scale(layer: Any) -> Tensor:
+    return running_scale(layer.weight.detach(), layer.running_var, layer.eps)
 
-
-_layer_norm = _normalisation(0, lambda m, x: F.layer_norm(x, m.normalized_shape, eps=m.eps), _scale, by_default=False)
-_rms_norm = _normalisation(0, lambda m, x: F.rms_norm(x, m.normalized_shape, eps=m.eps), _scale, by_default=False)
-_group_norm = _normalisation(None, lambda m, x: F.group_norm(x, m.num_groups, eps=m.eps), _scale, by_default=False)
 
 # A type of an optional dependency is named by its path, so that nothing is imported for it.
 KINDS: dict[type[nn.Module] | str, LayerKind] = {
@@ -87,14 +99,16 @@ KINDS: dict[type[nn.Module] | str, LayerKind] = {
     nn.Conv1d: affine(2),
     nn.Conv2d: affine(3),
     nn.Conv3d: affine(4),
-    nn.ConvTranspose1d: affine(2),
-    nn.ConvTranspose2d: affine(3),
-    nn.ConvTranspose3d: affine(4),
-    nn.modules.batchnorm._BatchNorm: _normalisation(None, lambda m, x: x, batch_norm_diagonal, form="batch_norm"),
-    nn.LayerNorm: _layer_norm,
-    nn.RMSNorm: _rms_norm,
-    nn.GroupNorm: _group_norm,
-    "transformers.pytorch_utils.Conv1D": affine(1),
+    nn.ConvTranspose1d: affine(2, output_dim=1),
+    nn.ConvTranspose2d: affine(3, output_dim=1),
+    nn.ConvTranspose3d: affine(4, output_dim=1),
+    nn.modules.batchnorm._BatchNorm: _scaling(None, lambda m, x: x, _batch_norm_scale, form="batch_norm"),
+    nn.LayerNorm: _scaling(
+        0, lambda m, x: F.layer_norm(x, m.normalized_shape, eps=m.eps), _own_scale, by_default=False
+    ),
+    nn.RMSNorm: _scaling(0, lambda m, x: F.rms_norm(x, m.normalized_shape, eps=m.eps), _own_scale, by_default=False),
+    nn.GroupNorm: _scaling(None, lambda m, x: F.group_norm(x, m.num_groups, eps=m.eps), _own_scale, by_default=False),
+    "transformers.pytorch_utils.Conv1D": affine(1, output_dim=1),
     "torch_geometric.nn.dense.linear.Linear": affine(1),
 }
 
@@ -145,9 +159,12 @@ def register_layer(
     KINDS[layer_type] = affine(dims, **options) if linear_part is None else LayerKind(dims, linear_part, **options)
 
 
+# --- The layers of a model --------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """A layer of a model, or a block of rows of one."""
+    """A layer of a model, or a block of its outputs."""
 
     name: str
     module: nn.Module
@@ -155,12 +172,12 @@ class Layer:
     own_forward: bool = False
     """True where it has another forward than the type that its row is for."""
     part: tuple[int, int] | None = None
-    """Which outputs of the layer these are, (first, count); None: all."""
+    """Which outputs of the module these are, (first, count); None: all."""
 
     @property
     def is_transposed(self) -> bool:
         """Whether outputs are the second dimension of the weight: transposed convolutions, transformers' Conv1D."""
-        return bool(getattr(self.module, "transposed", False)) or type(self.module).__name__ == "Conv1D"
+        return self.kind.output_dim == 1
 
     @property
     def parameter(self) -> Any:
@@ -169,14 +186,9 @@ class Layer:
 
     @property
     def weight(self) -> Tensor:
-        """The weight in use, computed or not; of a part, its rows."""
-        return self.rows_of(getattr(self.module, self.kind.weight))
-
-    def rows_of(self, weight: Tensor) -> Tensor:
-        """The layer's own outputs in a weight of the whole module."""
-        if self.part is None:
-            return weight
-        return weight.narrow(1 if self.is_transposed else 0, *self.part)
+        """The weight in use, computed or not; of a block of outputs, its rows."""
+        weight: Tensor = getattr(self.module, self.kind.weight)
+        return weight if self.part is None else weight.narrow(self.kind.output_dim, *self.part)
 
     def instance_dims(self, x: Tensor, instance: str = "auto") -> int:
         """How many trailing dimensions of this input make up one instance; with 'sample', all but the first."""
@@ -219,27 +231,26 @@ def find_layers(
     for name, module in named_modules(model):
         kind, own_forward, reason = look_up(module, rescale=rescale)
         is_layer = kind is not None or reason is not None
-        parts_of_it = ("bias", "weight" if kind is None else kind.weight) if is_layer else ()
-        own = [f"{name}.{one}".lstrip(".") for one in module._parameters if one not in parts_of_it]
-        names = [name, *own] if is_layer or own else []  # a container is no layer: 'block.*' names what is in it
+        # Parameters that no layer's row is for can be named to exclude them; containers cannot.
+        others = set(module._parameters) - ({"bias", kind.weight if kind else "weight"} if is_layer else set())
+        names = [name] * is_layer + [f"{name}.{other}".lstrip(".") for other in others]
         unused -= {glob for glob in unused if any(matches(one, glob) for one in names)}
         if not is_layer or name.startswith(inside):
             continue
         known.append(name)
         inside += (f"{name}.",) if reason else ()
         is_default = kind is None or kind.by_default
-        if not (is_default if included is None else _any(name, included)) or _any(name, excluded):
+        if not (is_default if included is None else matches(name, *included)) or matches(name, *excluded):
             continue
         if kind is None or reason is not None:
             found.skipped[name] = str(reason)
-            continue
-        blocks = next((blocks for glob, blocks in parts.items() if matches(name, glob)), ())
-        found.layers.extend(_split(Layer(name, module, kind, own_forward), blocks))
+        else:
+            blocks = next((blocks for glob, blocks in parts.items() if matches(name, glob)), ())
+            found.layers.extend(_split(Layer(name, module, kind, own_forward), blocks))
     if unused:
-        listed = ", ".join(map(repr, known[:8])) + (", ..." if len(known) > 8 else "")
         glob = sorted(unused)[0]
         hint = f" Write '{glob}.*' for those within." if any(matches(name, f"{glob}.*") for name in known) else ""
-        raise PatternError(f"the pattern {glob!r} matches no layer; the layers are {listed or 'none'}.{hint}")
+        raise PatternError(f"the pattern {glob!r} matches no layer; the layers are {_listed(known)}.{hint}")
     return found
 
 
@@ -301,30 +312,53 @@ def _defect(module: nn.Module, kind: LayerKind, rescale: bool) -> str | None:
     return None
 
 
+def _split(layer: Layer, blocks: Iterable[str]) -> list[Layer]:
+    """The equal blocks of a layer's outputs, by their names; the layer itself without names."""
+    names: list[Any] = list(blocks) if isinstance(blocks, Iterable) else [blocks]
+    if not names:
+        return [layer]
+    why = ""
+    outputs = layer.parameter.shape[layer.kind.output_dim]
+    if not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
+        why = f"needs a name for each part, such as ('q', 'k', 'v'), not {blocks!r:.60}"
+    elif layer.kind.form != "affine" or (layer.is_transposed and getattr(layer.module, "groups", 1) > 1):
+        why = f"({type(layer.module).__name__}) has no parts: pass dense layers or plain convolutions"
+    elif outputs % len(names):
+        why = f"has {outputs} outputs, which do not divide into {len(names)} parts"
+    if why:
+        raise PatternError(f"layer {layer.name!r} {why}.")
+    size = outputs // len(names)
+    return [
+        Layer(f"{layer.name}[{part}]", layer.module, layer.kind, layer.own_forward, (i * size, size))
+        for i, part in enumerate(names)
+    ]
+
+
 def uncovered(model: Any, layers: Iterable[Layer], skipped: Iterable[str], exclude: Globs) -> tuple[float, list[str]]:
     """Return the share of the trained matrices' entries without a bound, and the names of those of unknown types."""
     covered, excluded, skipped = {id(layer.parameter) for layer in layers}, as_globs(exclude), tuple(skipped)
     total, without, unknown = 0, 0, dict[str, int]()
     for path, module in named_modules(model):
         kind, _, _ = look_up(module)
-        is_table = any(word in type(module).__name__.lower() for word in _TABLES)
-        if is_table or (kind is not None and not kind.by_default):
+        if any(word in type(module).__name__.lower() for word in _TABLES) or not getattr(kind, "by_default", True):
             continue
-        for own, parameter in module._parameters.items():
-            name = f"{path}.{own}".lstrip(".")
-            if parameter is None or is_lazy(parameter) or not parameter.requires_grad or parameter.dim() < 2:
+        for own, weight in module._parameters.items():
+            if weight is None or is_lazy(weight) or not weight.requires_grad or weight.dim() < 2:
                 continue
             if any(word in own.lower() for word in _TABLES):
                 continue
-            total += parameter.numel()
+            name = f"{path}.{own}".lstrip(".")
             steps = name.split(".")
             ancestors = [".".join(steps[:count]) for count in range(1, 1 + len(steps))]
-            if id(parameter) in covered or any(_any(one, excluded) for one in ancestors):
-                continue
-            without += parameter.numel()
-            if not any(name == one or name.startswith(f"{one}.") for one in skipped):
-                unknown[name] = parameter.numel()
+            total += weight.numel()
+            if id(weight) not in covered and not any(matches(one, *excluded) for one in ancestors):
+                without += weight.numel()
+                if not set(skipped) & {*ancestors}:
+                    unknown[name] = weight.numel()
     return without / max(1, total), sorted(unknown, key=lambda name: -unknown[name])
+
+
+# --- Bounds and globs -------------------------------------------------------------------------------------------------
 
 
 def resolve_bounds(bound: Bound, names: list[str], what: str, skipped: Iterable[str] = ()) -> list[float]:
@@ -339,8 +373,7 @@ def resolve_bounds(bound: Bound, names: list[str], what: str, skipped: Iterable[
             raise PatternError(f"{what} maps globs over layer names, such as '0' or 'features.*', not {glob!r:.40}.")
         _checked_bound(value, f"{what}[{glob!r}]")
         if not any(matches(name, glob) for name in (*names, *skipped)):
-            known = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
-            raise PatternError(f"the pattern {glob!r} of {what} matches no layer; the layers are {known}.")
+            raise PatternError(f"the pattern {glob!r} of {what} matches no layer; the layers are {_listed(names)}.")
     bounds = []
     for name in names:
         matching = [float(value) for glob, value in bound.items() if matches(name, glob)]
@@ -348,11 +381,6 @@ def resolve_bounds(bound: Bound, names: list[str], what: str, skipped: Iterable[
             raise BoundError(f"{what} has no pattern for layer {name!r}: add '*': float('inf') to leave others free.")
         bounds.append(matching[0])
     return bounds
-
-
-def matches(name: str, glob: str) -> bool:
-    """Whether a glob takes in a dotted name."""
-    return fnmatchcase(name, glob) or fnmatchcase(name, glob.replace("[", "[[]"))  # a part's name has brackets in it
 
 
 def _checked_bound(bound: Any, what: str) -> float:
@@ -373,30 +401,11 @@ def as_globs(globs: Globs | None) -> tuple[str, ...]:
     return several
 
 
-def _any(name: str, globs: Iterable[str]) -> bool:
-    return any(matches(name, glob) for glob in globs)
+def matches(name: str, *globs: str) -> bool:
+    """Whether one of the globs takes in a dotted name."""
+    escaped = (glob.replace("[", "[[]") for glob in globs)  # a part's name has brackets in it
+    return any(fnmatchcase(name, glob) for glob in (*globs, *escaped))
 
 
-def _split(layer: Layer, blocks: Iterable[str]) -> list[Layer]:
-    """The equal blocks of a layer's outputs, by their names; the layer itself without names."""
-    names = list(blocks) if isinstance(blocks, Iterable) else [blocks]
-    if not names:
-        return [layer]
-    if not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
-        raise PatternError(
-            f"the parts of layer {layer.name!r} need a name each, such as ('q', 'k', 'v'), not {blocks!r:.60}."
-        )
-    is_grouped = layer.is_transposed and getattr(layer.module, "groups", 1) > 1
-    if is_grouped or layer.kind.form != "affine":
-        raise PatternError(
-            f"layer {layer.name!r} ({type(layer.module).__name__}) has no parts: dense layers and convolutions do, "
-            "unless transposed and grouped."
-        )
-    outputs = layer.parameter.shape[1 if layer.is_transposed else 0]
-    size, rest = divmod(outputs, len(names))
-    if rest:
-        raise PatternError(f"layer {layer.name!r} has {outputs} outputs, which do not divide into {len(names)} parts.")
-    return [
-        Layer(f"{layer.name}[{part}]", layer.module, layer.kind, layer.own_forward, (i * size, size))
-        for i, part in enumerate(names)
-    ]
+def _listed(names: list[str]) -> str:
+    return (", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")) or "none"

@@ -17,8 +17,7 @@ from . import _torch
 from .checks import homogeneity_error, warn
 from .distributed import full, gathered_parameters
 from .errors import MaxGainError, MissingExtraError
-from .functional import gain
-from .gain import check_p
+from .functional import check_p, gain
 from .layers import ITSELF, Globs, Layer, expect_some, find_layers
 from .text import Row, Tabular
 

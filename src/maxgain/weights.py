@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .constraint import Constraint, StepPlan
+from .constraint import UNMEASURED, Constraint, StepPlan
 from .distributed import full, is_sharded
-from .functional import divide_
-from .gain import check_p
+from .functional import check_p, norm
 from .layers import Bound, Globs, Layer, as_globs, find_layers
 
 
@@ -33,29 +32,32 @@ class WeightClip(Constraint):
     ) -> None:
         super().__init__(model, bound, include=include, exclude=exclude)
 
-    def _size(self, layer: Layer, weight: Tensor) -> Tensor:
+    def _sizes(self, layer: Layer, weight: Tensor) -> Tensor:
         """Return the size of each entry, or of each unit, in a shape that broadcasts against the weight."""
         return weight.abs()
 
-    def _sizes(self, layer: Layer) -> Tensor:
-        weight = full(layer.weight)
-        sizes = self._size(layer, weight.to(torch.promote_types(weight.dtype, torch.float32)))
-        return torch.nan_to_num(sizes, nan=0.0, posinf=0.0)
-
     def _estimate(self, plan: StepPlan) -> Tensor:
-        layers = dict(zip(self._slots, self._layers, strict=True))
-        sizes = [self._sizes(layers[slot]).amax().to(self._gains) for slot in plan.slots]
-        return torch.stack(sizes) if sizes else self._gains[:0]
+        sizes = list(torch.full_like(self._gains, UNMEASURED).unbind())
+        for layer, slot in zip(self._layers, self._slots, strict=True):
+            if slot in plan.slots:
+                sizes[slot] = self._finite_sizes(layer).amax().to(self._gains)
+        return torch.stack(sizes)
 
-    def _project(self, plan: StepPlan, sizes: Tensor) -> None:
-        slots, scales = dict(zip(self._layers, self._slots, strict=True)), sizes.new_ones(len(plan.weights))
-        for i, (weight, layer) in enumerate(zip(plan.weights, plan.layers, strict=True)):
-            own = self._sizes(layer)
-            factors = (own / self._bounds[slots[layer]].to(own)).clamp_min_(1.0)
+    def _project(self, plan: StepPlan, sizes: Tensor) -> Tensor:
+        users = dict(zip(reversed(self._slots), reversed(self._layers), strict=True))  # of each weight, the first layer
+        scales = self._bounds[plan.at]
+        for i, (weight, slot) in enumerate(zip(plan.weights, plan.at.tolist(), strict=True)):
+            own = self._finite_sizes(users[slot])
+            factors = (own / self._bounds[slot].to(own)).clamp_min_(1.0)
             scales[i] = factors.amax().reciprocal()
             if weight.is_cuda or bool((factors > 1).any()):  # a weight within its bound is not written to
-                divide_([weight], [_local_part(factors, layer.parameter)])
-        self._keep(plan, sizes, scales)
+                weight.copy_(weight.to(factors.dtype).div_(_local_part(factors, users[slot].parameter)))
+        return scales
+
+    def _finite_sizes(self, layer: Layer) -> Tensor:
+        weight = full(layer.weight)
+        sizes = self._sizes(layer, weight.to(torch.promote_types(weight.dtype, torch.float32)))
+        return torch.nan_to_num(sizes, nan=0.0, posinf=0.0)
 
 
 class MaxNorm(WeightClip):
@@ -82,23 +84,22 @@ class MaxNorm(WeightClip):
         scales = [layer.name for layer in layers if layer.kind.diagonal is not None]
         super().__init__(model, bound, include=include, exclude=(*as_globs(exclude), *scales))
 
-    def _size(self, layer: Layer, weight: Tensor) -> Tensor:
+    def _sizes(self, layer: Layer, weight: Tensor) -> Tensor:
         if weight.dim() == 1:
             return weight.abs()
         # Transposed convolutions keep (inputs, outputs / groups, ...), and transformers' Conv1D (inputs, outputs).
         count = getattr(layer.module, "groups", 1) if layer.is_transposed else 1
-        groups = weight.view(count, -1, *weight.shape[1:])
-        others = [dim for dim in range(1, groups.dim()) if dim != 1 + layer.is_transposed]
-        # Of entries up to 1, whose powers do not overflow.
-        largest = groups.abs().amax(others, keepdim=True).clamp_min(torch.finfo(groups.dtype).tiny)
-        norms: Tensor = largest * torch.linalg.vector_norm(groups / largest, ord=self.p, dim=others, keepdim=True)
-        return norms.expand(-1, groups.shape[1], *norms.shape[2:]).flatten(0, 1)
+        units = weight.view(count, -1, *weight.shape[1:]).movedim(1 + layer.is_transposed, 1)
+        ones = [1] * (weight.dim() - 1)
+        norms = norm(units.flatten(2), self.p, 1).view(count, -1, *ones).movedim(1, 1 + layer.is_transposed)
+        return norms.expand(-1, len(weight) // count, *[-1 * one for one in ones]).flatten(0, 1)
 
 
-def _local_part(factors: Tensor, weight: Any) -> Tensor:
+def _local_part(factors: Tensor, weight: Tensor) -> Tensor:
     """Return the factors of the part of a weight that this rank holds."""
     if not is_sharded(weight):
         return factors
     from torch.distributed.tensor import distribute_tensor  # takes long to import
 
-    return distribute_tensor(factors.expand(weight.shape), weight.device_mesh, weight.placements).to_local()
+    sharded: Any = weight
+    return distribute_tensor(factors.expand(weight.shape), sharded.device_mesh, sharded.placements).to_local()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import torch
@@ -80,7 +79,7 @@ class Lipschitz(Constraint):
         if not self._hooks:
             self._hooks = [norm for norm in self._norms.values() if norm.needs_forwards and norm.layer in self._layers]
             for norm in self._hooks:
-                norm.register()
+                norm.register(norm.layer.module)
 
     def _plan(self, optimizer: Optimizer | None) -> StepPlan:
         for layer in list(self._layers):
@@ -89,15 +88,16 @@ class Lipschitz(Constraint):
         return super()._plan(optimizer)
 
     def _estimate(self, plan: StepPlan) -> Tensor:
-        pairs = list(zip(self._slots, self._layers, strict=True))
-        norms = [[self._norms[layer] for slot, layer in pairs if slot == own] for own in plan.slots]
-        like, device = self._gains, self._gains.device
+        norms = [(slot, self._norms[layer]) for slot, layer in zip(self._slots, self._layers, strict=True)]
+        norms, device = [pair for pair in norms if pair[0] in plan.slots], self._gains.device
 
         def estimates() -> Tensor:
-            sizes = [reduce(torch.maximum, [norm.estimate().to(like) for norm in users]) for users in norms]
-            return torch.stack(sizes) if sizes else like[:0]
+            sizes = list(torch.full_like(self._gains, UNMEASURED).unbind())
+            for slot, norm in norms:
+                sizes[slot] = torch.maximum(sizes[slot], norm.estimate().to(sizes[slot]))
+            return torch.stack(sizes)
 
-        known = [norm.addresses(device) for users in norms for norm in users] if device.type == "cuda" else [None]
+        known = [norm.addresses(device) for _, norm in norms] if device.type == "cuda" else [None]
         if None in known or _torch.is_capturing(device):
             return estimates()
         return self._replayed(device, tuple(known), estimates)
@@ -150,20 +150,6 @@ class FollowedNorm(_torch.ForwardHook):
         self._shapes: Shapes | None = None
         self._seen = Seen()
 
-    # As a hook.
-
-    def register(self) -> None:
-        """Hear of the layer's forwards."""
-        module = self.layer.module
-        _torch.invalidate_compiled_code(module)
-        self.handle = module.register_forward_hook(self, with_kwargs=True)
-        _torch.put_first(module._forward_hooks, self.handle.id)
-
-    def remove(self) -> None:
-        """Take the hook away again."""
-        self.handle.remove()
-        _torch.restore_compiled_code(self.layer.module)
-
     @_torch.skip_standalone_compile
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Torch calls this after the layer's forward."""
@@ -185,10 +171,14 @@ class FollowedNorm(_torch.ForwardHook):
                 self.constraint._skip(self.layer, reason)
                 return
             self.untried = reason == ""  # zero shows nothing: try the next batch
-        self._follow_weight()
+        self.look_up()
         self._shapes = _largest(self._shapes, instance_shapes(self.layer, x, output))
 
-    # As a number.
+    def look_up(self) -> None:
+        """Begin anew if the weight has another shape, because units were added or pruned."""
+        if self._weight_shape != self.layer.weight.shape:
+            self._weight_shape, self._shapes, self._seen = self.layer.weight.shape, None, Seen()
+            self.vectors, self.map = None, linear_map(self.layer, None, self.dtype)
 
     @property
     def shapes(self) -> Shapes | None:
@@ -199,7 +189,7 @@ class FollowedNorm(_torch.ForwardHook):
 
     def prepare(self) -> str | None:
         """Make the map of the weight and the largest input as they are now; say why it has no norm, if so."""
-        self._follow_weight()
+        self.look_up()
         if self.needs_forwards and (self.map is None or self.map.shapes != self.shapes):
             self.map = linear_map(self.layer, self.shapes, self.dtype)
             return self.map.linearity_error() if isinstance(self.map, OwnForward) else None
@@ -212,12 +202,6 @@ class FollowedNorm(_torch.ForwardHook):
         exact = self.map.exact_norm(self.constraint.p)
         size = self._iterate(self.map) if exact is None else exact
         return torch.where(torch.isfinite(size), size, NOT_FINITE)
-
-    def _follow_weight(self) -> None:
-        """Begin anew if the weight has another shape, because units were added or pruned."""
-        if self._weight_shape != self.layer.weight.shape:
-            self._weight_shape, self._shapes, self._seen = self.layer.weight.shape, None, Seen()
-            self.vectors, self.map = None, linear_map(self.layer, None, self.dtype)
 
     def _iterate(self, linear: LinearMap) -> Tensor:
         """Iterate on two vectors at once: when another one becomes the largest, it is known already."""
