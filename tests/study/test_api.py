@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from maxgain.errors import MaxGainError
+from maxgain.errors import FolderInUseError, MaxGainError
 from maxgain.study import Machine, Recipe, Run, compare, dataset, load, page, train, tune
+from maxgain.study import _files
 from maxgain.study import run as runs
 from maxgain.study.api import Settings
 from maxgain.study.data import Dataset
@@ -128,6 +129,18 @@ def test_shards_are_disjoint_and_complete(halves, tmp_path) -> None:
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
     assert len(compare(halves, ["none", "maxgain=2"], **how).scores["none"]) == 3
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")} == before
+
+
+def test_one_command_at_a_time_trains_in_a_folder(halves, tmp_path) -> None:
+    """A second one once began runs that the first was about to begin, and ended it."""
+    how = {"seeds": 2, "machine": ONE, "out": tmp_path, **QUICK}
+    with _files.locked(tmp_path / "runs"):
+        with pytest.raises(FolderInUseError):
+            compare(halves, ["none", "maxgain=2"], **how)
+        compare(halves, ["none", "maxgain=2"], shard="0/2", **how)
+        compare(halves, ["none", "maxgain=2"], shard="1/2", **how)
+        assert len(load(tmp_path)) == 4
+        assert compare(halves, ["none", "maxgain=2"], **how).rows[1].missing == 0, "nothing is left to train"
 
 
 def test_two_threads_with_networks_of_their_own(halves, tmp_path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import maxgain as maxgain_package
+from maxgain.study import _files
 from maxgain.study.cli.app import COMMANDS, main
 from maxgain.study.result import load
 
@@ -93,6 +94,9 @@ def test_help_has_the_recipes_own_defaults(maxgain) -> None:
         ("tune digits --grid maxgain=x", "is no grid"),
         ("tune digits --early --epochs 3", "--epochs"),
         ("tune digits --early --grid maxgain=2", "--grid"),
+        ("tune digits --early --by tpe", "--early and --by"),
+        ("tune digits --early --budget 3", "--budget"),
+        ("compare digits --rows none maxgain=2 --folds 3 --tuned early", "--rows"),
         ("tune digits --budget 0", "--budget must be at least 1"),
         ("compare digits --folds 3", "--rows"),
         ("compare digits --rows none maxgain", "--folds"),
@@ -138,6 +142,26 @@ def test_what_is_there(maxgain, words, parts) -> None:
     code, out, _ = maxgain(*words.split())
     assert code == 0
     assert [part for part in parts if part not in out] == []
+
+
+def test_a_comparison_that_the_disk_ended_is_no_success(maxgain, monkeypatch) -> None:
+    write = _files.write
+
+    def full(path: Path, content: bytes) -> None:
+        if path.name == "model.safetensors" and "maxgain" in str(path):
+            raise OSError(28, "No space left on device")
+        write(path, content)
+
+    words = ["compare", "digits", "--rows", "none", "maxgain=2", "--folds", "2", "--jobs", "1", "--out", "here", *QUICK]
+    with monkeypatch.context() as patch:
+        patch.setattr(_files, "write", full)
+        code, out, complaint = maxgain(*words)
+    assert (code, "0 of 2 runs" in out or "2 of 2" in out, "2 runs could not be finished" in complaint) == (
+        2,
+        True,
+        True,
+    )
+    assert maxgain(*words)[0] == 0
 
 
 def test_list_is_short(maxgain) -> None:

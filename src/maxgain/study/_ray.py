@@ -17,6 +17,8 @@ import torch
 
 from maxgain.errors import MissingExtraError, RunError
 
+from ._files import LOCK
+
 RETRIES = 4
 
 
@@ -60,7 +62,7 @@ def _train(task: Any) -> tuple[Any, dict[str, bytes]]:
     with tempfile.TemporaryDirectory(prefix="maxgain-") as temporary:
         here = replace(task, folder=Path(temporary) / task.folder.name)
         result = here.perform()
-        return result, {file.name: file.read_bytes() for file in here.folder.iterdir() if file.suffix != ".lock"}
+        return result, {file.name: file.read_bytes() for file in here.folder.iterdir() if file.name != LOCK}
 
 
 @contextmanager

@@ -213,7 +213,7 @@ def run_plan(
     if shard is not None:
         plan = replace(plan, units=_part(plan.units, shard))
     with reused_workers() as workers:
-        run = partial(run_missing, machine=machine, source=source, workers=workers)
+        run = partial(run_missing, machine=machine, source=source, workers=workers, shared=shard is not None)
         if plan.tuned is not None:
             plan = _choose(plan, folder, partial(run, folder=folder / TUNING, test=False), machine or Machine())
         if shard is None:

@@ -12,7 +12,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -149,11 +149,13 @@ def run_missing(
     source: Source | None = None,
     test: bool = True,
     workers: list[Executor] | None = None,
+    shared: bool = False,
 ) -> Iterator[Result]:
     """Yield the result of each recipe: finished ones first, the others as they end, trained in folders below `folder`.
 
     A run whose process dies is tried once more, then recorded as a fault of the machine. Without `test` the runs have
-    no test part. `workers` (see `reused_workers`) are processes of an earlier call.
+    no test part. `workers` (see `reused_workers`) are processes of an earlier call. A `shared` folder is one in which
+    other processes train other runs.
     """
     machine, source = machine or Machine(), source or Source()
     _load.cache_clear()  # the files may have changed since
@@ -167,8 +169,9 @@ def run_missing(
             yield task.perform()
         else:
             missing.append(task)
-    with reused_workers(workers) as idle:
-        yield from _trained(missing, machine, idle)
+    if missing:
+        with nullcontext() if shared else _files.locked(folder), reused_workers(workers) as idle:
+            yield from _trained(missing, machine, idle)
 
 
 @contextmanager

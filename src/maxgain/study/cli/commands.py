@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from maxgain.errors import DataError, FileError, MaxGainError, RecipeError
+from maxgain.errors import DataError, FileError, MaxGainError, RecipeError, RunError
 
 from .. import api, tuning
 from .. import data as datasets
@@ -25,6 +25,7 @@ from ..regularisers import REGULARISERS
 from ..report import early_curve, gain_boxes
 from ..run import Result, Run
 from ..running import Machine
+from ..sentences import counted
 from . import options
 
 console = Console(highlight=False, width=None)
@@ -96,6 +97,8 @@ def compare(recipe: Recipe, asked: options.Compare) -> None:
         return
     console.print(str(compared), markup=False, soft_wrap=True)
     suggest(("report", folder))
+    if stopped := sum(result.fault == "machine" for result in compared.failed):
+        raise RunError(f"{counted(stopped, 'run')} could not be finished; the same command tries again.")
 
 
 def report(asked: options.Report) -> None:
