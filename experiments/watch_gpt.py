@@ -31,7 +31,6 @@ from maxgain.alarms import Alarm, Alarms  # noqa: E402
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "watch_gpt.py"))
 REMEDIES = ("none", "cap", "qk-norm")
-RATES = (0.001, 0.003, 0.01, 0.03, 0.1)
 DOUBLING = None
 """A rate that doubles every 100 steps."""
 EVERY = 8
@@ -39,19 +38,20 @@ EVERY = 8
 
 @dataclass(frozen=True)
 class Size:
-    """Of a network, its batches and its text."""
+    """Of a network, its batches and its text, and the learning rates that go with it."""
 
     width: int
     depth: int
     heads: int
     context: int
+    rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03, 0.1)
     batch: int = 16
     steps: int = 1000
     text: int = 4_000_000
 
 
 SIZES = {
-    "gpu": Size(256, 6, 4, 256),
+    "gpu": Size(256, 6, 4, 256, (0.001, 0.003, 0.01, 0.02, 0.04)),
     "cpu": Size(64, 4, 4, 64),
     "tiny": Size(16, 1, 2, 16, batch=4, steps=60, text=50_000),
 }
@@ -66,11 +66,11 @@ class Job:
     seed: int
 
 
-def jobs(seeds: int) -> Iterator[Job]:
+def jobs(size: Size, seeds: int) -> Iterator[Job]:
     """All runs of a seed before those of the next, so that whole seeds are there when the time is up."""
     for seed in range(seeds):
         yield Job("none", DOUBLING, seed)
-        for rate in RATES:
+        for rate in size.rates:
             for remedy in REMEDIES:
                 yield Job(remedy, rate, seed)
 
@@ -154,7 +154,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=100.0)
     options = parser.parse_args(arguments)
     size, device = SIZES[options.size], "cuda" if cuda else "cpu"
-    tasks = [(job, size, device) for job in jobs(options.seeds)]
+    tasks = [(job, size, device) for job in jobs(size, options.seeds)]
     context = multiprocessing.get_context("spawn")
     with options.out.open("w", encoding="utf-8") as file, context.Pool(options.workers) as pool:
         print(json.dumps(machine(size, device)), file=file, flush=True)

@@ -39,8 +39,8 @@ def test_spikes(losses, spike):
 
 
 def test_every_seed_has_its_sixteen_runs_in_a_row():
-    assert [job.seed for job in jobs(2)] == [0] * 16 + [1] * 16
-    assert len(set(jobs(2))) == 32
+    assert [job.seed for job in jobs(SIZES["gpu"], 2)] == [0] * 16 + [1] * 16
+    assert len(set(jobs(SIZES["gpu"], 2))) == 32
 
 
 @pytest.mark.slow
@@ -48,4 +48,4 @@ def test_the_record_has_a_line_for_the_machine_and_one_for_each_run(tmp_path):
     main(["--out", str(tmp_path / "record.jsonl"), "--size", "tiny", "--seeds", "1", "--workers", "2"])
     machine, *runs = map(json.loads, (tmp_path / "record.jsonl").read_text().splitlines())
     assert machine["steps"] == 60
-    assert {(one["remedy"], one["rate"]) for one in runs} == {(job.remedy, job.rate) for job in jobs(1)}
+    assert {(one["remedy"], one["rate"]) for one in runs} == {(job.remedy, job.rate) for job in jobs(SIZES["tiny"], 1)}
