@@ -244,6 +244,19 @@ def test_promise_14_folder_of_another_run(finished, tmp_path):
             perform(replace(RECIPE, network="cnn"), other, device="cpu")
 
 
+def test_another_device_is_refused_and_changes_nothing(tmp_path):
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(KeyboardInterrupt):
+        perform(RECIPE, tmp_path, device="cpu", stop=stop)
+    of_a_gpu = (tmp_path / CONFIG).read_bytes().replace(b'"cpu"', b'"cuda"')
+    (tmp_path / CONFIG).write_bytes(of_a_gpu)
+    with pytest.raises(CheckpointError) as caught:
+        perform(RECIPE, tmp_path, device="cpu")
+    assert caught.value.field == "device"
+    assert (tmp_path / CONFIG).read_bytes() == of_a_gpu
+
+
 def test_checkpoint_of_another_run(tmp_path):
     stop = threading.Event()
     stop.set()

@@ -220,6 +220,8 @@ def perform(
             if result.fault == "training":
                 raise DivergedError(result.error)
         where = find_device(config.device if config and device == "auto" else device)
+        if config and config.device != where.type and (folder / CHECKPOINT).exists():
+            raise CheckpointError(f"{folder} was begun on {config.device}: continue it there.", field="device")
         with _isolated(where):
             training = Training(recipe, dataset, where, network)
             threads = config.threads if config else _threads(training)
@@ -378,7 +380,6 @@ class _Performance:
         about = _About(
             key=self.training.recipe.key,
             fingerprint=self.dataset.fingerprint,
-            device=self.training.device.type,
             history=self.lines,
         )
         content = safetensors.torch.save(_copies(self.training.state()), {"about": _files.encode(about).decode()})
@@ -397,8 +398,6 @@ class _Performance:
             raise CheckpointError(f"{path} is damaged; remove it to start the run again.") from error
         if (about.key, about.fingerprint) != (training.recipe.key, self.dataset.fingerprint):
             raise CheckpointError(f"{path} is of another run; choose another folder.", field="out")
-        if about.device != training.device.type:
-            raise CheckpointError(f"{path} was written on {about.device}: continue it there.", field="device")
         try:
             training.load_state(tensors)
         except (KeyError, ValueError, RuntimeError) as error:
@@ -425,7 +424,6 @@ class _About(msgspec.Struct):
 
     key: str
     fingerprint: str
-    device: str
     history: list[Metrics]
 
 
