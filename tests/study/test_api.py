@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from maxgain.errors import FolderInUseError, MaxGainError
-from maxgain.study import Machine, Recipe, Run, compare, dataset, load, page, train, tune
-from maxgain.study import _files
+from maxgain.study import Machine, Recipe, Run, _files, compare, dataset, load, page, train, tune
 from maxgain.study import run as runs
 from maxgain.study.api import Settings
 from maxgain.study.data import Dataset
@@ -54,6 +53,39 @@ def test_a_run_gives_its_model_back(halves, tmp_path) -> None:
         logits = run.model(small)(images * 2 - 1)
     assert (logits.argmax(1) == labels).float().mean() > 0.9
     assert load(tmp_path)[0].recipe.regulariser == "maxgain=2"
+
+
+def test_what_is_ones_own_has_to_be_passed_again(halves, tmp_path) -> None:
+    run = train(halves, "maxgain=2", network=small, out=tmp_path, epochs=1)
+    assert run.gains("test", halves, small).gains.keys() == {"1", "3"}
+    for call, field in (
+        (lambda: run.model(), "network"),
+        (lambda: run.model(lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(16, classes))), "network"),
+        (lambda: run.gains("test", network=small), "data"),
+    ):
+        with pytest.raises(MaxGainError) as refusal:
+            call()
+        assert refusal.value.field == field
+
+
+class Product(nn.Module):
+    """A network without a layer that has a gain."""
+
+    def __init__(self, shape, classes) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, classes) / 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.flatten(1) @ self.weight
+
+
+def test_a_network_without_gains_has_a_page(halves, tmp_path) -> None:
+    def network(shape, classes) -> nn.Module:
+        return Product(shape, classes)
+
+    compare(halves, ["none"], seeds=2, network=network, machine=ONE, out=tmp_path / "two", **QUICK)
+    train(halves, "none", network=network, out=tmp_path / "one", **QUICK)
+    assert "Gains of each layer" not in page(tmp_path, tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_the_caller_keeps_its_random_numbers_and_threads(halves, tmp_path) -> None:
@@ -203,6 +235,16 @@ def test_a_killed_worker_costs_one_run(halves, tmp_path, times, status) -> None:
         (lambda data, out: train("digitz", out=out), "recipe"),
         (lambda data, out: train("digits", network=small, out=out), "network"),
         (lambda data, out: train(data, network=lambda shape, classes: 3, out=out), "network"),
+        (lambda data, out: train(data, learning_rate="fast", out=out), "learning_rate"),
+        (lambda data, out: train(data, include="*", out=out), "include"),
+        (lambda data, out: train(data, image_size=16, out=out), "image_size"),
+        (lambda data, out: train((data.train, data.test), out=out), "data"),
+        (lambda data, out: tune(data, by="late", out=out), "by"),
+        (lambda data, out: tune(data, grid={"maxgain": []}, out=out), "grid"),
+        (lambda data, out: compare(data, "none", seeds=2, out=out), "rows"),
+        (lambda data, out: compare(data, ["none", "maxgain"], seeds=2, tuned="late", out=out), "tuned"),
+        (lambda data, out: compare(data, ["none"], seeds=2, decide_by="mood", out=out), "decide_by"),
+        (lambda data, out: compare(data, ["none"], seeds=1, machine=Machine(engine="steam"), out=out), "engine"),
         (lambda data, out: tune(data, "maxgain=2", out=out), "regulariser"),
         (lambda data, out: tune(data, "maxgain", grid={"dropout": [1.0]}, out=out), "grid"),
         (lambda data, out: compare(data, ["none"], seeds=2, shard="2/2", out=out), "shard"),

@@ -189,7 +189,6 @@ def compare(
     recipe, source = _recipe(data, network, root, settings)
     machine = machine or Machine()
     folder = Path(out) if out else Path("runs") / f"compare-{recipe.name}"
-    _expect_tunable(rows, tuned, grid)
     plan = make_plan(
         recipe,
         rows,
@@ -203,6 +202,7 @@ def compare(
         rope=rope,
         decide_by=decide_by,
     )
+    _expect_tunable(rows, tuned, grid)
     return run_plan(plan, folder, source=source, machine=machine, shard=shard)
 
 
@@ -309,6 +309,8 @@ def _recipe(
     """What a call asks to train."""
     if isinstance(data, str):
         recipe, own = RECIPES[data], None
+    elif not isinstance(data, Dataset):
+        raise RecipeError("data must be the name of a recipe, or what `dataset` returns.", field="data")
     else:
         own = data
         recipe = Recipe(data.name, data.name, "mlp", "adam", learning_rate=1e-3, epochs=30, batch_size=32)
@@ -322,7 +324,9 @@ def _recipe(
             {**msgspec.to_builtins(recipe), **settings, "network": network or recipe.network}, Recipe
         )
     except msgspec.ValidationError as error:
-        raise RecipeError(f"{error}.") from error
+        text, _, place = str(error).partition(" - at `$.")
+        name = place.rstrip("`").partition("[")[0]
+        raise RecipeError(f"{name}: {text[:1].lower()}{text[1:]}.", field=name) from error
     if unknown := sorted(settings.keys() - Settings.__annotations__.keys()):
         raise RecipeError(f"a recipe has no {unknown[0]!r}.", field=unknown[0])
     return changed, Source(data=Path(root).expanduser() if root else None, dataset=own, network=builder)

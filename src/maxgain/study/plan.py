@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from maxgain.errors import RecipeError
 
 from . import _files
+from ._names import unknown
 from .recipe import Recipe, to_json
 from .regularisers import fill, parse, spell, with_defaults
 
@@ -55,14 +56,17 @@ class Plan:
     def __post_init__(self) -> None:
         if not self.rows:
             raise RecipeError("a comparison needs rows, such as none dropout maxgain.", field="rows")
+        for name, choices in (("decide_by", ("paired", "pooled")), ("tuned", (None, *get_args(Tuned)))):
+            if getattr(self, name) not in choices:
+                raise RecipeError(unknown(name, getattr(self, name), filter(None, choices)), field=name)
         if self.rope is not None and not 0 < self.rope < 100:
             raise RecipeError(f"rope must be between 0 and 100 points, not {self.rope:g}.", field="rope")
         for name in ("budget", "grid"):
             if getattr(self, name) and self.tuned is None:
                 raise RecipeError(f"{name} is for tuning: choose how with tuned.", field=name)
-        if unknown := sorted({row for pair in self.contrasts for row in pair} - set(self.rows)):
+        if strange := sorted({row for pair in self.contrasts for row in pair} - set(self.rows)):
             raise RecipeError(
-                f"a contrast names {unknown[0]!r}, which is not one of {', '.join(self.rows)}.", field="contrasts"
+                f"a contrast names {strange[0]!r}, which is not one of {', '.join(self.rows)}.", field="contrasts"
             )
 
     def unit(self, recipe: Recipe) -> int:
@@ -119,6 +123,8 @@ def make_plan(
     for name, count in (("folds", folds), ("seeds", seeds)):
         if count is not None and count < 1:
             raise RecipeError(f"{name} must be at least 1, not {count}.", field=name)
+    if isinstance(rows, str):
+        raise RecipeError("rows must be several texts, such as ['none', 'maxgain'].", field="rows")
     _expect_different(rows, settings.get("tuned") is not None)
     pairing: dict[str, Any]
     if folds is None:

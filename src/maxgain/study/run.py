@@ -30,13 +30,14 @@ from torch import Tensor, nn
 
 import maxgain
 from maxgain import measure_gains, operator_norms
-from maxgain.errors import CheckpointError, DataError, FileError, MeasurementWarning, RunError
+from maxgain.errors import CheckpointError, DataError, FileError, MeasurementWarning, RecipeError, RunError
 from maxgain.measure import GainReport
 
 from . import _files
 from . import data as datasets
 from .capture import Speed, setting_up, stream_for
 from .data import Dataset, Split
+from .networks import NETWORKS
 from .recipe import Recipe, run_key, to_json
 from .regularisers import spell
 from .result import GAIN_EPOCHS as GAIN_EPOCHS
@@ -124,14 +125,21 @@ class Run:
             raise FileError(f"cannot read {path}: {error.strerror or error}. Is the run finished?") from error
         if hashlib.sha256(content).hexdigest() != self.result.weights_sha256:
             raise FileError(f"{path} is damaged or of another run: its SHA-256 is not the one in {RESULT}.")
+        if network is None and config.recipe.network not in NETWORKS:
+            raise RecipeError(f"the network in {self.folder} is your own: pass its function.", field="network")
         with torch.random.fork_rng(devices=[]):
             model = build_model(config.recipe, config.shape, config.classes, torch.device("cpu"), network)
-        model.load_state_dict(safetensors.torch.load(content))
+        try:
+            model.load_state_dict(safetensors.torch.load(content))
+        except RuntimeError as error:
+            raise RecipeError(f"the network in {self.folder} has other layers.", field="network") from error
         return model.eval()
 
     def dataset(self, dataset: Dataset | None = None, data: str | Path | None = None) -> Dataset:
         """The data that the run was trained and scored on; one's own have to be passed again."""
         config = self.config
+        if dataset is None and config.recipe.dataset not in datasets.DATASETS:
+            raise DataError(f"the data of the run in {self.folder} are your own: pass them.", field="data")
         found = load_dataset(config.recipe, dataset, data or config.data or None, config.test)
         if found.fingerprint != config.fingerprint:
             raise DataError(f"{found.name} is not the data of the run in {self.folder}.", field="data")
@@ -155,6 +163,8 @@ def load_dataset(
     """The data that a recipe names, or the fold of one's own that it asks for; without its test part for tuning."""
     if dataset is None:
         dataset = datasets.load(recipe.dataset, root, recipe.fold, recipe.image_size, recipe.cross_validation)
+    elif recipe.image_size is not None and dataset.name not in datasets.DATASETS:
+        raise DataError(f"{dataset.name} has images of one size.", field="image_size")
     elif recipe.cross_validation is not None and dataset.fold != recipe.fold:
         dataset = datasets.cross_validate(dataset, recipe.fold, recipe.cross_validation)
     elif recipe.fold != dataset.fold:
@@ -323,6 +333,7 @@ class _Performance:
         if len(self.dataset.test):
             parts["test"] = self.dataset.test.to(training.device)
         quantiles = {part: gains(model, split.images, training.recipe.p) for part, split in parts.items()}
+        quantiles = {part: by_layer for part, by_layer in quantiles.items() if by_layer}
         if training.held_out is not None:
             parts["validation"] = training.held_out
         answers = {part: evaluate(model, split) for part, split in parts.items()}
@@ -338,7 +349,7 @@ class _Performance:
         self._write_result(
             status="ok",
             gains=quantiles,
-            operator_norms=_operator_norms(model, to_float(training.images[:1])) if quantiles["train"] else {},
+            operator_norms=_operator_norms(model, to_float(training.images[:1])) if quantiles else {},
             weights_sha256=hashlib.sha256(weights).hexdigest(),
             **scores,
         )

@@ -25,6 +25,7 @@ from joblib.externals.loky.process_executor import ProcessPoolExecutor
 from maxgain.errors import FileError, RecipeError
 
 from . import _files, data
+from ._names import unknown
 from .data import Dataset
 from .networks import Builder
 from .recipe import Recipe, run_key
@@ -53,6 +54,8 @@ class Machine:
     def __post_init__(self) -> None:
         if self.jobs is not None and self.jobs < 1:
             raise RecipeError(f"jobs must be at least 1, not {self.jobs}.", field="jobs")
+        if self.engine not in ("processes", "ray"):
+            raise RecipeError(unknown("engine", self.engine, ("processes", "ray")), field="engine")
 
     @property
     def has_gpu(self) -> bool:

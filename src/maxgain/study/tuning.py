@@ -12,6 +12,7 @@ from pathlib import Path
 from maxgain.choosing import choose_gamma
 from maxgain.errors import ChoiceError, RecipeError, RunError
 
+from ._names import unknown
 from .plan import Tuned
 from .recipe import Recipe
 from .regularisers import Chosen, fill, parse
@@ -100,6 +101,8 @@ def tune(
     """Train points and choose one; `run` trains what is missing of them, so the same call continues a search."""
     recipe = replace(recipe, train_on="train")
     parts = open_parts(recipe.regulariser)
+    if by not in RULES:
+        raise RecipeError(unknown("rule", by, RULES), field="by")
     if not parts:
         raise RecipeError(f"{recipe.regulariser} leaves no number open to tune.", field="regulariser")
     if budget is not None and budget < 1:
@@ -164,6 +167,8 @@ def points(parts: Sequence[Chosen], grid: Mapping[str, Sequence[float]], budget:
             if size > len(known):
                 raise RecipeError(f"{name} has {len(known)} values to try, not {size}; give a grid.", field="budget")
             known = known[:size]
+        if not known:
+            raise RecipeError(f"the grid of {name} has no values.", field="grid")
         if wrong := [value for value in known if not part.row.valid(value)]:
             raise RecipeError(f"{wrong[0]:g} is no {part.row.parameter} of {name}.", field="grid")
         values[name] = sorted(known)

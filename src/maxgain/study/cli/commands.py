@@ -112,6 +112,8 @@ def inspect(asked: options.Inspect) -> None:
     result = run.result
     if result.status != "ok":
         raise FileError(f"the run in {asked.folder} failed: {result.error}")
+    if not result.gains:
+        raise FileError(f"the network in {asked.folder} has no layer with a gain.")
     part = "test" if "test" in result.gains else "train"
     table = _table("layer", f"median gain ({part})", f"largest gain ({part})", "operator norm")
     for layer, quantiles in result.gains[part].items():
