@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
-from maxgain.functional import gain, project_
+from maxgain.functional import gain, project_, without_bias
 from maxgain.gain import diagonal_gain
-from maxgain.layers import without_bias
 
 INF, NAN = math.inf, math.nan
 NORMS = [1.0, 1.5, 2.0, 3.0, 17.0, INF]

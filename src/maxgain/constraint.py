@@ -269,17 +269,19 @@ class Constraint:
             sizes = max_over_ranks(sizes, self.process_group)
         if is_checked or attached.checks.pending is not None:
             attached.checks.look(self, optimizer, plan, sizes, is_new=is_checked)
-        if plan.fused is None:
-            self._keep(plan, sizes, self._project(plan, sizes))
-        else:  # it uses the sizes up
+        if plan.fused is not None:  # it uses the sizes up
             plan.fused(sizes, self._bounds, self._gains, self._scales, self._counts)
+        else:
+            self._project(plan, sizes)
         if self.every > 1:
             self._rest(attached)
 
     def _plan(self, optimizer: Optimizer | None) -> StepPlan:
         """Return what a step of this optimizer works on; without one, everything. Made again when that changes."""
         attached = self._attached[optimizer]
-        held = 0 if optimizer is None else sum([len(group["params"]) for group in optimizer.param_groups])
+        held = 0
+        for group in [] if optimizer is None else optimizer.param_groups:
+            held += len(group["params"])
         if attached.held != held:  # the plans of other optimizers depend on it too
             attached.held = held
             self._version += 1
@@ -299,13 +301,14 @@ class Constraint:
         attached.plan = _make_plan(self, optimizer)
         return attached.plan
 
-    def _project(self, plan: StepPlan, sizes: Tensor) -> Tensor:
-        """Divide the plan's weights by what their sizes exceed the bounds by; return what they were multiplied by."""
-        return project_(plan.weights, sizes[plan.at], self._bounds[plan.at])
+    def _project(self, plan: StepPlan, sizes: Tensor, scales: Tensor | None = None) -> None:
+        """Divide the plan's weights by what their sizes exceed the bounds by, unless that is done; keep what users see.
 
-    def _keep(self, plan: StepPlan, sizes: Tensor, scales: Tensor) -> None:
-        """Keep what users see, in place, so that the replays of a captured step show too."""
-        scales, is_measured = scales.to(sizes.dtype), sizes >= 0
+        In place, so that the replays of a captured step show too.
+        """
+        if scales is None:
+            scales = project_(plan.weights, sizes[plan.at], self._bounds[plan.at])
+        is_measured = sizes >= 0
         self._gains.copy_(torch.where(sizes == NOT_FINITE, torch.nan, torch.where(is_measured, sizes, self._gains)))
         self._scales.index_fill_(0, plan.own, 1.0).index_copy_(0, plan.at, scales)
         self._counts[0] += is_measured

@@ -47,17 +47,36 @@ def project_(weights: Sequence[Tensor], gains: Tensor, gamma: Tensor | float) ->
     factors = torch.where(torch.isfinite(gains), gains / gamma, 1.0).clamp_min(1.0)
     # Reading a value is free on a CPU; on a GPU a weight within its bound is divided by 1.
     values = factors.tolist() if factors.device.type == "cpu" else [math.inf] * len(weights)
-    same: list[tuple[Tensor, Tensor]] = []
+    alike: list[Tensor] = []
+    divisors: list[Tensor] = []
     with torch.no_grad():
         for weight, factor, value in zip(weights, factors, values, strict=True):
             if value > 1 and (weight.dtype, weight.device) == (factor.dtype, factor.device):
-                same.append((weight, factor))
+                alike.append(weight)
+                divisors.append(factor)
             elif value > 1:  # a factor rounded to bfloat16 would miss the bound by up to 0.4 %
                 wide = torch.promote_types(weight.dtype, factor.dtype)
                 weight.copy_(weight.to(wide).div_(factor.to(weight.device)))
-        if same:
-            torch._foreach_div_([weight for weight, _ in same], [factor for _, factor in same])
+        if alike:
+            torch._foreach_div_(alike, divisors)
     return factors.reciprocal()
+
+
+def without_bias(output: Tensor, bias: Tensor | None, channel_dims: int) -> Tensor:
+    """Return ``Wx`` of a layer that returned ``Wx + b``; channels are the dimension ``channel_dims`` from the end."""
+    if bias is None:
+        return output
+    rounded = bias.to(output.dtype)  # as the layer added it: autocast rounds the bias first
+    return output - rounded.to(torch.promote_types(output.dtype, torch.float32)).view(-1, *[1] * (channel_dims - 1))
+
+
+def running_scale(weight: Tensor, variance: Tensor, eps: float) -> Tensor:
+    """Return the diagonal W of batch norm, ``α / sqrt(variance + ε)``.
+
+    The running variance is a steadier estimate than the batch's.
+    """
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    return weight.to(wide) * torch.rsqrt(variance.to(wide) + eps)
 
 
 def norm(v: Tensor, p: float, dims: int) -> Tensor:

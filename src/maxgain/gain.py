@@ -19,8 +19,8 @@ from .checks import homogeneity_error
 from .constraint import NOT_FINITE, UNMEASURED, Attached, Constraint, StepPlan
 from .distributed import Group, full, gathered_parameters, is_flat_shard, is_sharded
 from .errors import MaxGainError
-from .functional import check_p, gain, norm, project_
-from .layers import Bound, Globs, Layer, running_scale, without_bias
+from .functional import check_p, gain, norm, project_, running_scale, without_bias
+from .layers import Bound, Globs, Layer
 
 __all__ = ["MaxGain", "gain", "project_", "record"]
 
@@ -206,7 +206,11 @@ class _Hook(_torch.ForwardHook):
                         self.constraint._skip(self.layer, reason)
                         return None
                     self.untried = reason == ""  # zero shows nothing: try the next batch
-                self.measure(module, x, output)
+                is_plain = type(x) is type(output) is Tensor and not x.is_nested and x.layout == torch.strided
+                if is_plain and x.device == output.device and self.constraint.mask is None and x.numel():
+                    record(*self.arguments(module, x, output))
+                else:
+                    self.measure(module, x, output)
             except (MaxGainError, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # what a layer is given and returns is up to its model
@@ -215,7 +219,7 @@ class _Hook(_torch.ForwardHook):
         return None
 
     def measure(self, module: nn.Module, x: Any, output: Any) -> None:
-        """Record a forward that is not compiled."""
+        """Record a forward of any kind: jagged, sparse, sharded, on several devices, with a mask."""
         if x.is_nested:
             x, output = x.values(), output.values()
         if x.layout != torch.strided:
@@ -228,7 +232,7 @@ class _Hook(_torch.ForwardHook):
         if mask is not None and self.layer.kind.dims == 1 and mask.shape == x.shape[:-1]:
             x = x.masked_fill(mask.unsqueeze(-1) == 0, 0)  # an input of zero has no gain
             self.constraint.mask_uses += 1
-        if not (type(x) is type(output) is Tensor) and (is_sharded(x) or is_sharded(output)):
+        if is_sharded(x) or is_sharded(output):
             with gathered_parameters(module):
                 record(*self.arguments(module, full(x), full(output)))
         else:

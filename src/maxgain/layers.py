@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from .errors import BoundError, NothingToConstrainError, PatternError, UnsupportedLayerError
+from .functional import running_scale, without_bias
 
 Bound = float | Mapping[str, float]
 Globs = str | Iterable[str]
@@ -47,20 +48,6 @@ class LayerKind:
     """The diagonal of W, where W is a diagonal matrix."""
     output_dim: int = 0
     """The dimension of the weight along which the outputs lie: 1 for transposed ones."""
-
-
-def without_bias(output: Tensor, bias: Tensor | None, channel_dims: int) -> Tensor:
-    """Return ``Wx`` of a layer that returned ``Wx + b``; channels are the dimension ``channel_dims`` from the end."""
-    if bias is None:
-        return output
-    rounded = bias.to(output.dtype)  # as the layer added it: autocast rounds the bias first
-    return output - rounded.to(torch.promote_types(output.dtype, torch.float32)).view(-1, *[1] * (channel_dims - 1))
-
-
-def running_scale(weight: Tensor, variance: Tensor, eps: float) -> Tensor:
-    """Return ``α / sqrt(running variance + ε)``: the running variance is a steadier estimate than the batch's."""
-    wide = torch.promote_types(weight.dtype, torch.float32)
-    return weight.to(wide) * torch.rsqrt(variance.to(wide) + eps)
 
 
 def affine(dims: int, **options: Any) -> LayerKind:

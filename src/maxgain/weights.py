@@ -43,7 +43,7 @@ class WeightClip(Constraint):
                 sizes[slot] = self._finite_sizes(layer).amax().to(self._gains)
         return torch.stack(sizes)
 
-    def _project(self, plan: StepPlan, sizes: Tensor) -> Tensor:
+    def _project(self, plan: StepPlan, sizes: Tensor, scales: Tensor | None = None) -> None:
         users = dict(zip(reversed(self._slots), reversed(self._layers), strict=True))  # of each weight, the first layer
         scales = self._bounds[plan.at]
         for i, (weight, slot) in enumerate(zip(plan.weights, plan.at.tolist(), strict=True)):
@@ -52,7 +52,7 @@ class WeightClip(Constraint):
             scales[i] = factors.amax().reciprocal()
             if weight.is_cuda or bool((factors > 1).any()):  # a weight within its bound is not written to
                 weight.copy_(weight.to(factors.dtype).div_(_local_part(factors, users[slot].parameter)))
-        return scales
+        super()._project(plan, sizes, scales)
 
     def _finite_sizes(self, layer: Layer) -> Tensor:
         weight = full(layer.weight)
