@@ -44,7 +44,7 @@ REASONS = {
     ADDED: ("they were added since the constraint was made", f"{_AGAIN} to bound them."),
     "no longer in the model": ("they are no longer in the model", f"{_AGAIN}, on the model as it is."),
     COMPUTED: ("their weights are computed now, by pruning or a parametrisation", f"{_AGAIN}."),
-    "frozen": ("", ""),
+    "frozen": ("they are frozen", "Call requires_grad_() to train them."),
     "hook lost": ("their hooks were removed", f"{_AGAIN}, or call attach() again after detach()."),
     "eval mode": ("they are in eval mode", "Call model.train(), or pass exclude=…."),
     UNHELD: (
@@ -59,20 +59,24 @@ REASONS = {
 """Each reason as a note in the constraint's table, as a sentence about several layers, and what to do."""
 
 
-def reason_not_bounded(layer: Layer, constraint: Constraint) -> str:
-    """Say why a layer is not bounded, as far as the host knows; nothing if it is."""
-    weight, hooks = layer.parameter, [hook for hook in constraint._hooks if hook.layer is layer]
-    held = [_torch.parameters_of(one) for one in constraint._attached if one is not None]
-    measures = constraint.measures_training
-    reasons = {
-        "no longer in the model": all(module is not layer.module for _, module in named_modules(constraint.model)),
-        COMPUTED: weight is None,
-        "frozen": weight is not None and not weight.requires_grad,
-        "hook lost": measures and not any(hook in layer.module._forward_hooks.values() for hook in hooks),
-        "eval mode": measures and not layer.module.training,
-        UNHELD: None not in constraint._attached and not any(id(weight) in one for one in held),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), NOT_CALLED)
+def reasons_not_bounded(constraint: Constraint) -> dict[Layer, str]:
+    """Say of each layer why it is not bounded, as far as the host knows; nothing if it is."""
+    modules = {module for _, module in named_modules(constraint.model)}
+    held = set[int]().union(*(_torch.parameters_of(one) for one in constraint._attached if one is not None))
+    hooks = {hook.layer: hook for hook in constraint._hooks}
+    measures, found = constraint.measures_training, {}
+    for layer in constraint._layers:
+        module, weight = layer.module, layer.parameter
+        reasons = {
+            "no longer in the model": module not in modules,
+            COMPUTED: weight is None,
+            "frozen": weight is not None and not weight.requires_grad,
+            "hook lost": measures and hooks.get(layer) not in module._forward_hooks.values(),
+            "eval mode": measures and not module.training,
+            UNHELD: None not in constraint._attached and id(weight) not in held,
+        }
+        found[layer] = next((reason for reason, holds in reasons.items() if holds), NOT_CALLED)
+    return found
 
 
 # --- Pure checks ------------------------------------------------------------------------------------------------------
@@ -208,12 +212,17 @@ def take_snapshot(constraint: Constraint, optimizer: Optimizer | None, plan: Ste
         numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True).copy_(numbers, non_blocking=True)
         arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrival.record()
-    rows: list[tuple[Callable[..., Row], int]] = []
-    for layer, slot in layers:
-        reason = reason_not_bounded(layer, constraint)
-        rows.append((partial(Row, layer.name, reason, constraint._is_bounded[slot], constraint._fallback(slot)), slot))
-    rows += [(lambda *_, name=name: Row(name, ADDED), 0) for name in added(constraint, optimizer)]
+    reasons = reasons_not_bounded(constraint)
+    rows: list[tuple[Callable[..., Row], int]] = [
+        (partial(Row, layer.name, reasons[layer], constraint._is_bounded[slot], constraint._fallback(slot)), slot)
+        for layer, slot in layers
+    ]
+    rows += [(partial(_row_without_numbers, name), 0) for name in added(constraint, optimizer)]
     return rows, numbers, arrival
+
+
+def _row_without_numbers(name: str, *_: float) -> Row:
+    return Row(name, ADDED)
 
 
 def added(constraint: Constraint, optimizer: Optimizer | None) -> list[str]:

@@ -206,10 +206,9 @@ class Constraint:
         """A table of every layer: bound, gain, scale, share of steps in which it was divided, and why not."""
         columns = [self._by_name(packed) for packed in (self._bounds, self._gains, self._scales, *self._counts)]
         rows = []
-        for layer in self._layers:
+        for layer, note in checks.reasons_not_bounded(self).items():
             bound, gain, scale, measured, divided, _ = (column[layer.name] for column in columns)
             share = f"{divided / measured:.0%}" if measured else ""
-            note = checks.reason_not_bounded(layer, self)
             rows.append([layer.name or ITSELF, f"{bound:g}", f"{gain:.4g}", f"{scale:.4g}", share, note])
         rows += [[name or ITSELF, "", "", "", "", why] for name, why in self.skipped.items()]
         return text_table(["layer", self.bound_name, "gain", "scale", "divided", "note"], rows, title=repr(self))
