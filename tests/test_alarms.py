@@ -61,6 +61,6 @@ def test_one_alarm_per_step_names_the_worst_layer_first():
     jumped = dict(zip("abcdef", [3.0, 9.0, 1.0, 4.0, 5.0, 2.5], strict=True))
     alarm = judge.look(12, jumped, dict.fromkeys("abcdef", 0))
     assert (alarm.layer, alarm.gain, alarm.before, alarm.others) == ("b", 9.0, 1.0, ("e", "d", "a", "f"))
-    assert str(alarm) == "step 12: the gain of layer 'b' jumped from 1 to 9 (9.0 times); also 'e', 'd', 'a' and 1 more."
+    assert str(alarm) == "step 12: the gain of layer 'b' jumped from 1 to 9 (9.0 times); also 'e', 'd', 'a', 'f'."
     worse = judge.look(13, jumped, dict.fromkeys("abcdef", 0) | {"c": 1})
     assert (worse.kind, worse.layer, worse.others) == ("not finite", "c", ())

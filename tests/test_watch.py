@@ -267,6 +267,22 @@ def test_masked_tokens_do_not_count():
         watching.log(2)
 
 
+def test_a_mask_for_each_batch_goes_with_steps_that_measure_nothing():
+    model = net()
+    watching = watch(model, every=3)
+    for step, x in enumerate(batches(7)):
+        watching.mask = torch.ones(16)
+        model(x)
+        watching.log(step)
+    watching.mask = torch.ones(15)
+    for step in (7, 8):  # these measure nothing
+        model(x)
+        watching.log(step)
+    model(x)
+    with pytest.raises(MaxGainError, match="no layer took the mask"):
+        watching.log(9)
+
+
 def test_compiled_forwards_refuse_a_mask():
     model = net()
     forward = torch.compile(model, backend="aot_eager")

@@ -1,4 +1,4 @@
-"""Judge the gains of a run's layers: which are not finite, jump, or have grown. Nothing here needs a tensor."""
+"""Judge the gains of a run's layers: which are not finite, jump, or have grown."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from .checks import listed
 from .layers import ITSELF
 
 Kind = Literal["not finite", "jump", "growth"]
@@ -37,14 +38,13 @@ class Alarm:
         return self.gain / self.before if self.kind != "not finite" and self.before > 0 else math.inf
 
     def __str__(self) -> str:
-        name, numbers = self.layer or ITSELF, f"{self.before:.4g} to {self.gain:.4g} ({self.times:.1f} times)"
+        name, numbers = repr(self.layer or ITSELF), f"{self.before:.4g} to {self.gain:.4g} ({self.times:.1f} times)"
         said = {
-            "not finite": f"layer {name!r} has inputs or outputs that are not finite",
-            "jump": f"the gain of layer {name!r} jumped from {numbers}",
-            "growth": f"the gain of layer {name!r} has grown from {numbers} since the warm-up",
+            "not finite": f"layer {name} has inputs or outputs that are not finite",
+            "jump": f"the gain of layer {name} jumped from {numbers}",
+            "growth": f"the gain of layer {name} has grown from {numbers} since the warm-up",
         }[self.kind]
-        more = f" and {len(self.others) - 3} more" if len(self.others) > 3 else ""
-        also = f"; also {', '.join(repr(other or ITSELF) for other in self.others[:3])}{more}" if self.others else ""
+        also = f"; also {listed(list(self.others))}" if self.others else ""
         return f"step {self.step}: {said}{also}."
 
 

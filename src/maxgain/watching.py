@@ -11,6 +11,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -30,27 +31,22 @@ Log = Literal["worst", "all"]
 Send = Callable[[dict[str, float], int], Any]
 
 
+@dataclass(eq=False)
 class Watch:
     """What ``watch`` returns: call ``log(step)`` once after each optimizer step."""
 
-    def __init__(
-        self,
-        constraint: Constraint,
-        *,
-        is_own: bool,
-        every: int,
-        send: Send,
-        log: Log,
-        alarms: Alarms,
-        on_alarm: Callable[[Alarm], Any],
-    ) -> None:
-        self.constraint = constraint
-        self.numbers: dict[str, float] = {}
-        """What was logged last."""
-        self._is_own, self._every, self._send, self._log = is_own, every, send, log
-        self._alarms, self._on_alarm = alarms, on_alarm
-        self._calls = 0
-        self._pending: tuple[int, Tensor, Any] | None = None
+    constraint: Constraint
+    is_own: bool
+    """Whether ``watch`` made the constraint."""
+    every: int
+    send: Send
+    curves: Log
+    alarms: Alarms
+    on_alarm: Callable[[Alarm], Any]
+    numbers: dict[str, float] = field(default_factory=dict)
+    """What was logged last."""
+    _calls: int = 0
+    _pending: tuple[int, Tensor, Any] | None = None
 
     def log(self, step: int) -> None:
         """End a step: every k-th time, write its gains and look for alarms.
@@ -58,13 +54,13 @@ class Watch:
         On a GPU the numbers are copied without waiting and handled by a later call, normally the next. Where several
         ranks train one model, all of them call this.
         """
-        self._check_mask()
-        if self._is_own:
+        if self.is_own:
             self.constraint.step()
         elif not self._calls and not self.constraint._attached:
             name = type(self.constraint).__name__
             warn(f"This {name} is attached to no optimizer, so it has no gains to log. Call attach(optimizer).")
-        is_due = self._calls % self._every == 0
+        self._check_mask()
+        is_due = self._calls % self.every == 0
         self._calls += 1
         if self._pending is not None and (is_due or self._pending[2].query()):
             self.flush()
@@ -85,15 +81,15 @@ class Watch:
         gains = {name: gain for name, gain in gains.items() if not math.isnan(gain) or counts[name]}
         if not gains:
             return  # nothing was measured
-        self.numbers = curves(gains, scales if any(self.constraint._is_bounded) else {}, self._log)
-        self._send(self.numbers, step)
-        if alarm := self._alarms.look(step, gains, counts):
-            self._on_alarm(alarm)
+        self.numbers = curves(gains, scales if any(self.constraint._is_bounded) else {}, self.curves)
+        self.send(self.numbers, step)
+        if alarm := self.alarms.look(step, gains, counts):
+            self.on_alarm(alarm)
 
     def close(self) -> None:
         """Handle what is on its way, and take the measurement out of the model."""
         self.flush()
-        if self._is_own:
+        if self.is_own:
             self.constraint.detach()
 
     @property
@@ -111,10 +107,12 @@ class Watch:
         self.constraint.mask, self.constraint.mask_uses = mask, 0
 
     def _check_mask(self) -> None:
-        if isinstance(self.constraint, MaxGain) and self.mask is not None and not self.constraint.mask_uses:
+        if (mask := self.mask) is None or not isinstance(self.constraint, MaxGain) or self.constraint.mask_uses:
+            return
+        if any((attached.steps - 1) % self.constraint.every == 0 for attached in self.constraint._attached.values()):
             raise MaxGainError(
-                f"no layer took the mask of shape {tuple(self.mask.shape)}: compiled forwards take none, or "
-                "no dense layer's input has this shape and one more dimension. Set mask to None."
+                f"no layer took the mask of shape {tuple(mask.shape)}: compiled forwards take none, or no dense "
+                "layer's input has this shape and one more dimension. Set mask to None."
             )
 
     def _snapshot(self) -> tuple[Tensor, Any]:
@@ -174,17 +172,16 @@ def watch(
         0 ['gain/worst', 'gain/median', 'gain/0']
         8 ['gain/worst', 'gain/median', 'gain/0']
     """
-    if log not in ("worst", "all"):
-        raise MaxGainError(f"log must be 'worst' or 'all', not {log!r:.40}.")
-    for name, value in {"jump": jump, "growth": growth}.items():
-        if not isinstance(value, int | float) or not value > 1:
-            raise MaxGainError(f"{name} must be a number above 1 (inf: never an alarm), not {value!r:.40}.")
-    if not isinstance(warmup, int | float) or not warmup >= 0:
-        raise MaxGainError(f"warmup must be a number of steps, not {warmup!r:.40}.")
-    if not callable(on_alarm) and on_alarm is not None:
-        raise MaxGainError(f"on_alarm must be a function of an Alarm, not {on_alarm!r:.40}.")
-    if not isinstance(every, int) or every < 1:
-        raise MaxGainError(f"every must be a whole number from 1 on, not {every!r:.40}.")
+    for name, value, is_valid, what in (
+        ("log", log, log in ("worst", "all"), "'worst' or 'all'"),
+        ("every", every, isinstance(every, int) and every >= 1, "a whole number from 1 on"),
+        ("jump", jump, isinstance(jump, int | float) and jump > 1, "a number above 1 (inf: never an alarm)"),
+        ("growth", growth, isinstance(growth, int | float) and growth > 1, "a number above 1 (inf: never an alarm)"),
+        ("warmup", warmup, isinstance(warmup, int | float) and warmup >= 0, "a number of steps"),
+        ("on_alarm", on_alarm, on_alarm is None or callable(on_alarm), "a function of an Alarm"),
+    ):
+        if not is_valid:
+            raise MaxGainError(f"{name} must be {what}, not {value!r:.40}.")
     if "gamma" in options:
         raise MaxGainError(
             "watch() bounds nothing: pass it MaxGain(model, gamma).attach(optimizer) in place of the model."
@@ -193,15 +190,8 @@ def watch(
     if options and not is_own:
         raise MaxGainError(f"this {type(model).__name__} is made already: pass {', '.join(options)} to it.")
     constraint = model if isinstance(model, Constraint) else MaxGain(model, math.inf, every=every, **options)
-    return Watch(
-        constraint,
-        is_own=is_own,
-        every=every,
-        send=sender(to),
-        log=log,
-        alarms=Alarms(jump, growth, math.ceil(warmup / every)),
-        on_alarm=on_alarm or (lambda alarm: warn(str(alarm))),
-    )
+    alarms = Alarms(jump, growth, math.ceil(warmup / every))
+    return Watch(constraint, is_own, every, sender(to), log, alarms, on_alarm or (lambda alarm: warn(str(alarm))))
 
 
 def curves(gains: Mapping[str, float], scales: Mapping[str, float], log: Log) -> dict[str, float]:
@@ -211,14 +201,14 @@ def curves(gains: Mapping[str, float], scales: Mapping[str, float], log: Log) ->
         >>> curves({"a": 1.0, "b": 3.0, "c": 2.0}, {}, "worst")
         {'gain/worst': 3.0, 'gain/median': 2.0, 'gain/b': 3.0}
     """
+    finite = [gain for gain in gains.values() if not math.isnan(gain)]
     worst = max(gains, key=lambda name: math.inf if math.isnan(gains[name]) else gains[name])
-    finite = [gain for gain in gains.values() if not math.isnan(gain)] or [math.nan]
-    numbers = {"gain/worst": gains[worst], "gain/median": statistics.median(finite)}
-    if scales and log == "worst":
-        numbers["scale/smallest"] = min(scales.values())
-    shown = gains if log == "all" else {worst: gains[worst]}
-    numbers |= {f"gain/{name or ITSELF}": gain for name, gain in shown.items()}
-    return numbers | ({f"scale/{name or ITSELF}": scales[name] for name in gains} if scales and log == "all" else {})
+    numbers = {"gain/worst": gains[worst], "gain/median": statistics.median(finite or [math.nan])}
+    shown = gains if log == "all" else [worst]
+    numbers |= {f"gain/{name or ITSELF}": gains[name] for name in shown}
+    if scales and log == "all":
+        return numbers | {f"scale/{name or ITSELF}": scales[name] for name in gains}
+    return numbers | ({"scale/smallest": min(scales.values())} if scales else {})
 
 
 def sender(to: Any) -> Send:
@@ -232,7 +222,7 @@ def sender(to: Any) -> Send:
         return lambda numbers, step: [to.add_scalar(name, number, step) for name, number in numbers.items()]
     for method in ("log_metrics", "log"):  # Lightning's loggers and MLflow; Weights & Biases and trackio
         log = getattr(to, method, None)
-        if log is not None and _takes_numbers(log):
+        if callable(log) and _takes_numbers(log):
             return lambda numbers, step: log(numbers, step=step)
     if callable(to):
         return to  # type: ignore[no-any-return]
@@ -252,8 +242,6 @@ def _takes_numbers(log: Callable[..., Any]) -> bool:
     """Whether it can be called as those programs' are; Python's own loggers have a ``log``, too, which cannot."""
     try:
         inspect.signature(log).bind({}, step=0)
-    except TypeError:
+    except (TypeError, ValueError):
         return False
-    except ValueError:
-        pass  # its signature is unknown
     return True

@@ -94,7 +94,7 @@ def test_an_alarm_stops_the_run():
 
     module = Spoilt()
     with pytest.raises(StopError, match=r"step 5: layer 'net\.0' has inputs or outputs that are not finite"):
-        fit(MaxGainCallback(float("inf"), on_alarm=stop), module)
+        fit(MaxGainCallback(every=1, on_alarm=stop), module)
     assert not any(part._forward_hooks for part in module.modules())
 
 

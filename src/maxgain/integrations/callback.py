@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,15 +13,14 @@ from ..gain import MaxGain
 from ..layers import Bound
 from ..watching import Watch, watch
 
-_WATCH = {"to", "log", "jump", "growth", "warmup", "on_alarm"}
-
 
 class GainCallback:
     """Bounds and watches the gains of a model in training: takes the arguments of ``MaxGain`` and those of ``watch``.
 
     Args:
-        gamma: The bound of ``MaxGain``; ``float("inf")`` only watches.
-        every: Measure, project, write to ``to`` and look for alarms every k-th step.
+        gamma: The bound of ``MaxGain``; ``inf`` only watches.
+        every: Measure, project, write to ``to`` and look for alarms every k-th step. None: the first step of eight
+            with ``gamma=inf``, and every step with a bound.
         **options: ``to``, ``log``, ``jump``, ``growth``, ``warmup`` and ``on_alarm`` of ``watch``; ``p``, ``instance``,
             ``parts``, ``include``, ``exclude`` and ``process_group`` of ``MaxGain``.
     """
@@ -30,12 +30,13 @@ class GainCallback:
     watching: Watch | None = None
     """The watch over it."""
 
-    def __init__(self, gamma: Bound, *, every: int = 1, **options: Any) -> None:
-        self.gamma, self.every = gamma, every
-        self._watch = {name: value for name, value in options.items() if name in _WATCH}
-        self._measure = {name: value for name, value in options.items() if name not in _WATCH}
+    def __init__(self, gamma: Bound = math.inf, *, every: int | None = None, **options: Any) -> None:
+        self.gamma, self.every = gamma, every if every is not None else 8 if gamma == math.inf else 1
+        known = inspect.signature(watch).parameters
+        self._watch = {name: value for name, value in options.items() if name in known}
+        self._measure = {name: value for name, value in options.items() if name not in known}
         try:  # a misspelt argument is known at once
-            inspect.signature(MaxGain).bind(None, gamma, every=every, **self._measure)
+            inspect.signature(MaxGain).bind(None, gamma, **self._measure)
         except TypeError as error:
             raise TypeError(f"{type(self).__name__}() {error}; see help(MaxGain) and help(watch).") from None
 
@@ -45,13 +46,7 @@ class GainCallback:
         self.constraint = MaxGain(model, self.gamma, every=self.every, **self._measure)
         for optimizer in optimizers:
             self.constraint.attach(optimizer)
-        options = self._watch if is_writing else self._watch | {"to": None}
-        self.watching = watch(self.constraint, every=self.every, **options)
-
-    def step(self, step: int) -> None:
-        """Look at a step that is over."""
-        if self.watching is not None:
-            self.watching.log(step)
+        self.watching = watch(self.constraint, every=self.every, **self._watch | ({} if is_writing else {"to": None}))
 
     def numbers(self) -> dict[str, float]:
         """What a framework's own loggers are given: the newest numbers."""
@@ -63,6 +58,5 @@ class GainCallback:
     def end(self) -> None:
         """Leave a plain model behind."""
         if self.watching is not None:
-            self.watching.flush()
-        if self.constraint is not None:
-            self.constraint.detach()
+            self.watching.close()
+            self.watching.constraint.detach()

@@ -14,11 +14,11 @@ except ImportError as error:
 
 
 class MaxGainCallback(GainCallback, pl.Callback):
-    """Watches and bounds the gains of a ``LightningModule``: ``Trainer(callbacks=[MaxGainCallback(gamma=2.0)])``.
+    """Watches and bounds the gains of a ``LightningModule``: ``Trainer(callbacks=[MaxGainCallback()])``.
 
-    Takes the arguments of ``MaxGain`` but the model, and those of ``watch``. Every optimizer of the module projects
-    what it steps. The trainer's loggers get ``gain/worst`` and ``gain/median``, or all layers with ``log='all'``.
-    Checkpoints hold nothing of it: it has no state.
+    Takes the arguments of ``MaxGain`` but the model, and those of ``watch``. With ``gamma=2.0`` every optimizer of the
+    module projects what it steps. The trainer's loggers get ``gain/worst`` and ``gain/median``, or all layers with
+    ``log='all'``. Checkpoints hold nothing of it: it has no state.
     """
 
     _steps = 0
@@ -33,7 +33,8 @@ class MaxGainCallback(GainCallback, pl.Callback):
         if trainer.global_step == self._steps:
             return  # gradients are being accumulated
         self._steps, step = trainer.global_step, trainer.fit_loop.epoch_loop._batches_that_stepped
-        self.step(step)
+        if self.watching is not None:
+            self.watching.log(step)
         if trainer._logger_connector.should_update_logs:
             numbers = self.numbers()
             for logger in trainer.loggers if trainer.is_global_zero and numbers else ():

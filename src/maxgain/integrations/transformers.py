@@ -17,7 +17,7 @@ except ImportError as error:
 
 
 class MaxGainCallback(GainCallback, TrainerCallback):
-    """Watches and bounds the gains of a model in training: ``MaxGainCallback(gamma=2.0).add_to(trainer)``.
+    """Watches and bounds the gains of a model in training: ``MaxGainCallback().add_to(trainer)``.
 
     Takes the arguments of ``MaxGain`` but the model, and those of ``watch``. ``gain/worst`` and ``gain/median``, or all
     layers with ``log='all'``, are logged with the loss, wherever the trainer reports. Checkpoints hold nothing of it:
@@ -40,7 +40,8 @@ class MaxGainCallback(GainCallback, TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Look at the step that is over."""
-        self.step(state.global_step)
+        if self.watching is not None:
+            self.watching.log(state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add the gains to a training step's log."""
