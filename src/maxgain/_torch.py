@@ -169,8 +169,8 @@ def skip_standalone_compile(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Behind a graph break hooks are called by code that is not compiled. torch.compile would then compile them by
     themselves, once for each layer until it gives up, and say so. As ``torch._dynamo.eval_frame.skip_code`` does, for
-    what the function calls as well, and without the seconds that importing it takes. Seen on torch 2.11 to 2.13.
-    Guarded by tests/promises/test_compile.py.
+    what the function calls as well, and without the seconds that importing it takes. Guarded by
+    tests/promises/test_compile.py.
     """
     frames = torch._C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP
@@ -178,15 +178,11 @@ def skip_standalone_compile(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def is_exporting() -> bool:
-    """Whether torch.export is tracing the model, whose program must not contain our measuring.
+count_modes, without_modes = torch._C._len_torch_dispatch_stack, _disable_current_modes
+"""How many dispatch modes see what is computed, and a context in which none does (test_compile).
 
-    The flag and not ``torch.compiler.is_exporting()``, which torch.compile takes to be true on torch 2.11.
-    Guarded by tests/promises/test_plain_module.py.
-    """
-    return bool(torch.compiler._is_exporting_flag)
-
-
+Selective checkpointing is one: it replays results in the order of operations, and refuses changed ones.
+"""
 _SIMULATIONS = tuple(torch._C._TorchDispatchModeKey.__members__.values())
 
 
@@ -194,36 +190,28 @@ def is_simulated(x: Tensor) -> bool:
     """Whether a forward is run to be transformed or traced, and not to compute anything: there is nothing to measure.
 
     Under ``torch.func`` (grad, vmap, jacrev), ``make_fx``, ``aot_module``, fake tensors, ``torch.jit.trace`` and on the
-    meta device a tensor stands for others, and changing a plain tensor in place by it fails. Seen on torch 2.11 to
-    2.13. Guarded by tests/promises/test_plain_module.py.
+    meta device a tensor stands for others, and changing a plain tensor in place by it fails. Guarded by
+    tests/promises/test_plain_module.py.
     """
     return (
         torch._C._functorch.peek_interpreter_stack() is not None
-        or (
-            torch._C._len_torch_dispatch_stack() > 0
-            and any(torch._C._get_dispatch_mode(mode) is not None for mode in _SIMULATIONS)
-        )
+        or (count_modes() > 0 and any(torch._C._get_dispatch_mode(mode) is not None for mode in _SIMULATIONS))
         or torch._C._is_tracing()
         or (type(x) is not Tensor and any(one.__name__ in ("FakeTensor", "Proxy") for one in type(x).__mro__))
         or getattr(x, "is_meta", False)
     )
 
 
-count_modes, without_modes = torch._C._len_torch_dispatch_stack, _disable_current_modes
-"""How many dispatch modes see what is computed, and a context in which none does (test_compile).
+def is_compiling_no_training() -> bool:
+    """Whether the compiler reads a forward to export it, or under ``torch.func``: there is nothing to measure.
 
-Selective checkpointing is one: it replays results in the order of operations, and refuses changed ones.
-"""
-
-
-def is_compiling_transform() -> bool:
-    """Whether compiled code applies ``torch.func`` to a forward, which it does not simulate otherwise.
-
-    torch.compile takes the None of an empty stack to be something else than None, but knows its type. Seen on torch
-    2.11 to 2.13. Guarded by tests/promises/test_plain_module.py.
+    The flag and not ``torch.compiler.is_exporting()``, which torch.compile takes to be true on torch 2.11. It takes the
+    None of an empty stack to be something else than None, but knows its type. Guarded by
+    tests/promises/test_plain_module.py.
     """
     functorch = torch._C._functorch
-    return isinstance(functorch.peek_interpreter_stack(), functorch.CInterpreter)
+    is_transform = isinstance(functorch.peek_interpreter_stack(), functorch.CInterpreter)
+    return bool(torch.compiler._is_exporting_flag) or is_transform
 
 
 def alias_output(output: Tensor) -> Tensor:
@@ -235,9 +223,7 @@ def alias_output(output: Tensor) -> Tensor:
     are two views, because a single one that changes nothing would be taken out again.
 
     This matters behind dense layers that are given sequences, whose output is a view itself. Behind convolutions it
-    would cost gradients of residual networks a copy. The model cannot call ``detach_()`` on a view, and so no longer on
-    the output of such a layer without a bias; with a bias it never could. Seen on torch 2.11 to 2.13. Guarded by
-    tests/promises/test_compile.py.
+    would cost gradients of residual networks a copy. Guarded by tests/promises/test_compile.py.
     """
     return output.unsqueeze(0).squeeze(0)
 

@@ -164,8 +164,7 @@ class Checks:
 
     said: set[Any] = field(default_factory=set)
     is_first: bool = True
-    pending: Snapshot | None = None
-    """On its way."""
+    pending: Snapshot | None = None  # on its way
 
     def look(
         self, constraint: Constraint, optimizer: Optimizer | None, plan: StepPlan, sizes: Tensor, *, is_new: bool

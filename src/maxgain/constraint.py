@@ -38,18 +38,12 @@ HARD = 0.9
 class StepPlan:
     """What a step of one optimizer works on; made again when a weight, a bound or an optimizer changes."""
 
-    slots: set[int]
-    """The weights whose measurements the step uses up: those that no other attached optimizer holds."""
-    own: Tensor
-    """The same as a tensor."""
-    weights: list[Tensor]
-    """What the step may divide: trained, bounded, and this rank's part of them."""
-    at: Tensor
-    """The slot of each of them."""
-    fused: kernels.FusedProjection | None
-    """The projection in one launch, where a GPU can do that."""
-    version: int
-    """The constraint's, when the plan was made."""
+    slots: set[int]  # the weights whose measurements the step uses up: those that no other attached optimizer holds
+    own: Tensor  # the same as a tensor
+    weights: list[Tensor]  # what the step may divide: trained, bounded, and this rank's part of them
+    at: Tensor  # the slot of each of them
+    fused: kernels.FusedProjection | None  # the projection in one launch, where a GPU can do that
+    version: int  # the constraint's, when the plan was made
     origins: list[tuple[Any, str, Any, tuple[bool, int] | None]]
     """What the plan was made of: module, name and parameter; whether that is trained, and its address."""
 
@@ -60,8 +54,7 @@ class Attached:
 
     handle: RemovableHandle
     steps: int = 0
-    held: int = 0
-    """How many parameters the optimizer held when the plan was made."""
+    held: int = 0  # how many parameters the optimizer held when the plan was made
     plan: StepPlan | None = None
     checks: checks.Checks = field(default_factory=checks.Checks)
 

@@ -241,7 +241,7 @@ class _Hook(_torch.ForwardHook):
     def measure_compiled(self, module: nn.Module, x: Any, output: Any) -> Tensor | None:
         """Record a forward that torch.compile reads; what is not measured here is found by its gradient."""
         is_tensor = isinstance(output, Tensor)  # what a registered layer returns is up to its linear_part
-        if _torch.is_exporting() or _torch.is_compiling_transform():
+        if _torch.is_compiling_no_training():
             return None
         if not is_tensor and self.layer.kind.form != "other":
             return None

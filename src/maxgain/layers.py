@@ -34,20 +34,15 @@ ITSELF = "(itself)"
 class LayerKind:
     """What there is to know of a layer type."""
 
-    dims: int | None
-    """How many trailing dimensions make up one instance; None: all but the first; 0: as many as the weight has."""
-    linear_part: LinearPart
-    """``(layer, input, output) → (x, Wx)``."""
-    form: Literal["affine", "batch_norm", "other"] = "other"
-    """Which fused measurement computes ``linear_part``, if one does."""
-    weight: str = "weight"
-    """The parameter that scales ``Wx``."""
-    by_default: bool = True
-    """False where such a layer is taken only if ``include`` names it."""
-    diagonal: Callable[[Any], Tensor] | None = None
-    """The diagonal of W, where W is a diagonal matrix."""
-    output_dim: int = 0
-    """The dimension of the weight along which the outputs lie: 1 for transposed ones."""
+    dims: int | None  # trailing dimensions of one instance; None: all but the first; 0: as many as the weight has
+    linear_part: LinearPart  # (layer, input, output) → (x, Wx)
+    form: Literal["affine", "batch_norm", "other"] = (
+        "other"  # which fused measurement computes linear_part, if one does
+    )
+    weight: str = "weight"  # the parameter that scales Wx
+    by_default: bool = True  # False where such a layer is taken only if include names it
+    diagonal: Callable[[Any], Tensor] | None = None  # the diagonal of W, where W is a diagonal matrix
+    output_dim: int = 0  # the dimension of the weight along which the outputs lie: 1 for transposed ones
 
 
 def affine(dims: int, **options: Any) -> LayerKind:
@@ -71,9 +66,12 @@ def _scaling(
     return LayerKind(dims, linear_part, diagonal=diagonal, **options)
 
 
-def _own_scale(layer: Any) -> Tensor:
-    weight: Tensor = layer.weight.detach()
-    return weight.to(torch.promote_types(weight.dtype, torch.float32))
+def _optional(dims: int | None, normalised: Callable[[Any, Tensor], Tensor]) -> LayerKind:
+    def scale(layer: Any) -> Tensor:
+        weight: Tensor = layer.weight.detach()
+        return weight.to(torch.promote_types(weight.dtype, torch.float32))
+
+    return _scaling(dims, normalised, scale, by_default=False)
 
 
 def _batch_norm_scale(layer: Any) -> Tensor:
@@ -90,11 +88,9 @@ KINDS: dict[type[nn.Module] | str, LayerKind] = {
     nn.ConvTranspose2d: affine(3, output_dim=1),
     nn.ConvTranspose3d: affine(4, output_dim=1),
     nn.modules.batchnorm._BatchNorm: _scaling(None, lambda m, x: x, _batch_norm_scale, form="batch_norm"),
-    nn.LayerNorm: _scaling(
-        0, lambda m, x: F.layer_norm(x, m.normalized_shape, eps=m.eps), _own_scale, by_default=False
-    ),
-    nn.RMSNorm: _scaling(0, lambda m, x: F.rms_norm(x, m.normalized_shape, eps=m.eps), _own_scale, by_default=False),
-    nn.GroupNorm: _scaling(None, lambda m, x: F.group_norm(x, m.num_groups, eps=m.eps), _own_scale, by_default=False),
+    nn.LayerNorm: _optional(0, lambda m, x: F.layer_norm(x, m.normalized_shape, eps=m.eps)),
+    nn.RMSNorm: _optional(0, lambda m, x: F.rms_norm(x, m.normalized_shape, eps=m.eps)),
+    nn.GroupNorm: _optional(None, lambda m, x: F.group_norm(x, m.num_groups, eps=m.eps)),
     "transformers.pytorch_utils.Conv1D": affine(1, output_dim=1),
     "torch_geometric.nn.dense.linear.Linear": affine(1),
 }
@@ -156,10 +152,8 @@ class Layer:
     name: str
     module: nn.Module
     kind: LayerKind
-    own_forward: bool = False
-    """True where it has another forward than the type that its row is for."""
-    part: tuple[int, int] | None = None
-    """Which outputs of the module these are, (first, count); None: all."""
+    own_forward: bool = False  # whether it has another forward than the type that its row is for
+    part: tuple[int, int] | None = None  # which outputs of the module these are, (first, count); None: all
 
     @property
     def is_transposed(self) -> bool:

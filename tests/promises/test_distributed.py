@@ -221,6 +221,21 @@ def own_forwards(rank: int) -> Any:
     return found
 
 
+def one_rank_alone(rank: int) -> Any:
+    """A layer that cannot be bounded, which one rank alone is given at first."""
+    torch.manual_seed(7)
+    body, odd = nn.Linear(6, 4), Cosine(6, 4)
+    model = nn.ModuleDict({"body": body, "odd": odd})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    constraint = MaxGain(model, 0.1).attach(optimizer)
+    before = odd.weight.detach().clone()
+    for step in range(3):
+        x = part(rank, step)
+        (body(x).sum() + (odd(x).sum() if rank == 0 or step else 0.0)).backward()
+        optimizer.step()
+    return full(model), torch.equal(odd.weight, before), list(constraint.gains)
+
+
 def flat_shards(rank: int) -> Any:
     """FullyShardedDataParallel, the older one."""
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -284,6 +299,7 @@ SCENARIOS: dict[str, Callable[[int], Any]] = {
     "different": different_ranks,
     "flat": flat_shards,
     "own forwards": own_forwards,
+    "one rank alone": one_rank_alone,
     "tensor parallel": tensor_parallel,
     **SHARDED,
 }
@@ -398,6 +414,14 @@ def test_promise_13_sharded_layers_with_forwards_of_their_own_are_tried(ranks: R
         assert gains == pytest.approx(gains_alone, rel=1e-4)
         for one, other in zip(weights, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_promise_13_a_layer_that_one_rank_leaves_out_holds_up_no_other(ranks: Ranks) -> None:
+    (weights, is_kept, names), (others, is_kept_there, names_there) = ranks("one rank alone")
+    assert all(map(torch.equal, weights, others))
+    assert is_kept
+    assert is_kept_there
+    assert names == names_there == ["body"]
 
 
 def test_promise_13_flat_shards_match_too(ranks: Ranks) -> None:

@@ -157,7 +157,7 @@ class FollowedNorm(_torch.ForwardHook):
         if self.constraint._paused or not isinstance(x, Tensor):
             return
         if torch.compiler.is_compiling():
-            if _torch.is_exporting() or _torch.is_compiling_transform():
+            if _torch.is_compiling_no_training():
                 return
             if module.training and torch.is_grad_enabled():  # a step follows, which reads the chain
                 self._seen = Seen(instance_shapes(self.layer, x, output), before=self._seen)
