@@ -94,7 +94,7 @@ class MaxNorm(WeightClip):
         entries = units.flatten(2)
         largest = entries.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(entries.dtype).tiny)
         # Of entries up to 1, whose powers do not overflow.
-        norms = largest * torch.linalg.vector_norm(entries / largest, ord=self.p, dim=-1, keepdim=True)
+        norms: Tensor = largest * torch.linalg.vector_norm(entries / largest, ord=self.p, dim=-1, keepdim=True)
         norms = norms.view(count, -1, *ones).movedim(1, 1 + layer.is_transposed)
         return norms.expand(-1, len(weight) // count, *[-1 * one for one in ones]).flatten(0, 1)
 
