@@ -56,6 +56,9 @@ PICKED = {
     *(("sins10", row) for row in paper.SINS10),
 }
 """The searches that the early rule was made on."""
+EARLY_TESTS = 6
+"""The cases that PLAN-2.md tests it on."""
+EARLY_HEADS = ("data", "row", "loss read after epoch", "rule's γ", "best γ", "points lost", "by a random γ")
 
 Draw = Callable[[], Figure]
 
@@ -113,8 +116,10 @@ def build(root: Path = ROOT) -> list[Path]:
     pages = {
         root / "REPRODUCTION.md": document(states, drawn),
         root / DETAILS: details(states, drawn),
-        root / "README.md": with_passage((root / "README.md").read_text(encoding="utf-8"), passage(states)),
     }
+    for name, made in (("README.md", passage), ("docs/choosing-gamma.md", early_test)):
+        if (path := root / name).exists():
+            pages[path] = with_passage(path.read_text(encoding="utf-8"), made(states))
     for path, text in pages.items():
         path.write_text(text, encoding="utf-8", newline="\n")
     pictures = root / "results" / "figures"
@@ -380,8 +385,8 @@ def details(states: Mapping[str, State], drawn: dict[str, Draw]) -> str:
     parts.append("# The early rule")
     parts.append(
         "Smallest γ whose training loss after 14 % of the run is within 10 % of the lowest, one seed per γ, means over "
-        "folds; regret in points of validation accuracy. Both numbers were picked on the rows that are marked; the "
-        "others test it."
+        "folds; points of validation accuracy lost against the best γ of the grid. Both numbers were picked on the "
+        "rows that are marked; the others test it."
     )
     parts.append(early_table(states))
     parts += repeats(next(iter(states.values())))
@@ -422,9 +427,39 @@ def choices(state: State, drawn: dict[str, Draw]) -> Iterator[str]:
     )
 
 
-def early_table(states: Mapping[str, State]) -> str:
-    """What the early rule would have chosen in every search of γ that is complete, by row and fold."""
-    lines = []
+@dataclass(frozen=True)
+class EarlyCase:
+    """What the early rule would have chosen in a complete search of γ, and what that loses on validation images."""
+
+    experiment: Experiment
+    row: str
+    rule: float
+    best: float
+    regret: float
+    """Points of validation accuracy that the rule's γ loses against the best of the grid."""
+    guess: float
+    """Points that a γ drawn at random from the grid loses in the mean."""
+
+    @property
+    def is_test(self) -> bool:
+        """Whether the rule was not made on this case."""
+        return (self.experiment.name, self.row) not in PICKED
+
+    @property
+    def limit(self) -> float:
+        """The largest regret with which the rule passes, by PLAN-2.md."""
+        return 2.0 if self.experiment.recipe.label_noise else 1.0
+
+    @property
+    def line(self) -> tuple[str, ...]:
+        """Its line in a table with `EARLY_HEADS`."""
+        data, epoch = self.experiment.title.partition(",")[0], early_epoch(self.experiment.recipe)
+        numbers = (f"{self.rule:g}", f"{self.best:g}", f"{self.regret:.2f}", f"{self.guess:.2f}")
+        return data, self.row, f"{epoch} of {self.experiment.recipe.epochs}", *numbers
+
+
+def early_cases(states: Mapping[str, State]) -> Iterator[EarlyCase]:
+    """Every search of γ that is complete, means over folds."""
     for state in states.values():
         searches: dict[str, dict[float, list[Any]]] = {}
         for (row, _), recipes in (state.settled.tuning() if state.settled else {}).items():
@@ -433,13 +468,35 @@ def early_table(states: Mapping[str, State]) -> str:
         for row, runs in searches.items():
             if any(None in found for found in runs.values()):
                 continue
-            epoch, rule = early_epoch(state.experiment.recipe), early_choice(list(runs.values()))
+            rule = early_choice(list(runs.values()))
             accuracies = {gamma: 100 * _mean(run.validation_accuracy for run in found) for gamma, found in runs.items()}
             best = max(accuracies, key=lambda gamma: (accuracies[gamma], -gamma))
-            picked = "picked on" if (state.experiment.name, row) in PICKED else ""
-            name, regret = state.experiment.title.partition(",")[0], accuracies[best] - accuracies[rule]
-            lines.append((name, row, str(epoch), f"{rule:g}", f"{best:g}", f"{regret:.2f}", picked))
-    return table(("data", "row", "epoch", "rule's γ", "best γ", "regret", ""), dict.fromkeys(lines))
+            losses = {gamma: accuracies[best] - accuracy for gamma, accuracy in accuracies.items()}
+            yield EarlyCase(state.experiment, row, rule, best, losses[rule], float(np.mean(list(losses.values()))))
+
+
+def early_table(states: Mapping[str, State]) -> str:
+    """All cases, those first that the rule was made on."""
+    lines = {(*case.line, "" if case.is_test else "picked on"): None for case in early_cases(states)}
+    return table((*EARLY_HEADS, ""), lines)
+
+
+def early_test(states: Mapping[str, State]) -> str:
+    """The test of the early rule on what it was not made on, and its outcome by PLAN-2.md."""
+    cases = [case for case in early_cases(states) if case.is_test]
+    if lost := [f"{case.regret:.2f} points on {case.experiment.name}" for case in cases if case.regret > case.limit]:
+        outcome = f"**It failed**: it lost {listed(lost)}."
+    elif len(cases) < EARLY_TESTS:
+        outcome = "Nothing has failed so far."
+    else:
+        regret, guess = _mean(case.regret for case in cases), _mean(case.guess for case in cases)
+        verdict = "passed" if regret < guess / 4 else "failed"
+        outcome = f"**It {verdict}**: it lost {regret:.2f} points in the mean, a random γ {guess:.2f}."
+    said = (
+        f"{len(cases)} of {EARLY_TESTS} cases are run. The plan allows 1 point (2 on noisy labels), and in the mean a "
+        f"quarter of what a random γ loses. {outcome}"
+    )
+    return f"{table(EARLY_HEADS, [case.line for case in cases])}\n\n{said}"
 
 
 def repeats(state: State) -> Iterator[str]:

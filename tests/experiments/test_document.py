@@ -5,13 +5,17 @@ Dropped since: Welch's p-values, the bootstrap (its error from the images alone 
 """
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from experiments.document import build, document, gain_boxes, read, with_passage
+from experiments.document import State, build, document, early_test, gain_boxes, read, with_passage
 from experiments.plan import EXPERIMENTS, variances_p
+
+from made_results import made_result
+from maxgain.study.result import History
 
 ROOT = Path(__file__).parents[2]
 BEFORE = json.loads(Path(__file__).with_name("first_tables.json").read_text(encoding="utf-8"))
@@ -69,6 +73,7 @@ def test_choices_gains_and_the_curve_are_those_of_the_first_edition(pages):
 def test_the_page_is_what_results_make(pages):
     text = document(read(ROOT / "results"), {})
     assert text == pages["REPRODUCTION.md"], "run 'make reproduce'"
+    assert early_test(read(ROOT / "results")) in (ROOT / "docs" / "choosing-gamma.md").read_text(encoding="utf-8")
 
 
 def test_everything_is_built_and_linked(tmp_path):
@@ -113,6 +118,45 @@ def test_a_region_is_relative_to_the_baselines_error(states):
     assert relative.region_of(state.comparison, first) == pytest.approx(0.05 * (100 - 93.55), abs=0.01)
     assert state.experiment.verdict(state.comparison, second) == "equivalent"
     assert relative.verdict(state.comparison, second) == "inconclusive", "0.27 is outside ±0.17"
+
+
+CASES = ("cifar100", "svhn8", "today", "noisy-digits")
+
+
+def away_from(best):
+    return lambda gamma: 0.05 * abs(math.log(gamma / best))
+
+
+def searched(name, lost):
+    """An experiment whose searches are complete; the early rule chooses 3, and γ loses this much accuracy."""
+    experiment = EXPERIMENTS[name]
+    tuned = [made_result(one, 0.9, validation=0.9) for one in experiment.rehearsals()]
+    settled = experiment.settled({one.recipe.key: one for one in tuned})
+    for recipe in (recipe for recipes in settled.tuning().values() for recipe in recipes):
+        losses = [0.1 if (recipe.gamma or 0) >= 3 else 1.0] * recipe.epochs
+        score = 0.9 - lost(recipe.gamma or 1)
+        tuned.append(made_result(recipe, 0.9, validation=score, history=History(train_loss=losses)))
+    return State(experiment, {one.recipe.key: one for one in tuned}, [])
+
+
+@pytest.mark.parametrize(
+    ("names", "lost", "outcome"),
+    [
+        (CASES, away_from(3), "6 of 6 cases.*It passed.*0.00 points in the mean"),
+        (("cifar100", "svhn8", "today"), away_from(3), "5 of 6 cases.*Nothing has failed so far"),
+        (
+            ("cifar100", "svhn8"),
+            away_from(2),
+            r"4 of 6 cases.*It failed.*2.03 points on cifar100, .* and 2.03 points on svhn8",
+        ),
+        (("noisy-digits",), away_from(2), "1 of 6 cases.*It failed.*2.03 points on noisy-digits"),
+        (CASES, lambda gamma: 0.005 * (gamma == 3), "6 of 6 cases.*It failed.*0.50 points in the mean"),
+    ],
+)
+def test_the_early_rule_is_judged_by_its_plan(names, lost, outcome):
+    text = early_test({name: searched(name, lost) for name in names})
+    assert re.search(outcome, text.splitlines()[-1])
+    assert "maxgain+batchnorm+dropout | 19 of" not in text, "it was picked on that case"
 
 
 def test_plans_ask_for_the_runs_of_the_second_plan():
