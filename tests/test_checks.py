@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from maxgain import MaxGain, watch
 from maxgain.errors import MeasurementWarning
+from maxgain.weights import WeightClip
 from nets import conv_net, images, mlp, rows, sgd, train
 
 STEPS = 20
@@ -297,6 +298,20 @@ def test_promise_10_ordinary_training_is_not_warned_of(forward: Any, options: An
         model.train()
         with constraint.paused():
             run(model, optimizer, 3)
+
+    assert messages(action) == []
+
+
+def test_promise_10_clipping_hard_in_every_step_is_not_warned_of() -> None:
+    def action() -> None:
+        model = mlp()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        constraint = WeightClip(model, 0.01).attach(optimizer)
+        for _ in range(130):
+            optimizer.zero_grad()
+            model(rows()).sum().neg().backward()
+            optimizer.step()
+        assert min(constraint.scales.values()) < 0.9
 
     assert messages(action) == []
 

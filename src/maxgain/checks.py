@@ -127,7 +127,10 @@ def check_gamma(rows: list[Row]) -> Iterator[Finding]:
     shares = {row.name: row.cut_hard / row.measured for row in rows if row.is_bounded and row.measured >= LONG}
     mean = sum(shares.values()) / max(1, len(shares))
     if mean > TOO_OFTEN:
-        text = f"gamma is probably too small: {mean:.0%} of the steps cut a weight by more than 10 %, most of all {{}}."
+        text = (
+            f"gamma is probably too small: {mean:.0%} of the steps cut a weight by more than 10 %, most of all {{}}. "
+            "Start at the median of the gains that gamma=inf shows."
+        )
         yield Finding(text, max(shares, key=lambda name: shares[name]), once="gamma")
         return
     for name in [name for name, share in shares.items() if share > NEARLY_ALWAYS]:
@@ -204,7 +207,7 @@ def take_snapshot(constraint: Constraint, optimizer: Optimizer | None, plan: Ste
         weight = layer.parameter
         if weight is not None and weight.grad is not None and weight.requires_grad and local(weight.grad).numel():
             gradients[slot] = local(weight.grad).detach().any()
-    measured, _, cut_hard = constraint._counts
+    measured, _, cut_hard = constraint._counts * constraint.divides  # entries and units are cut as hard as needed
     columns = (sizes, gradients, measured, cut_hard, constraint._dropped())
     numbers, arrival = torch.stack([column.to(sizes.dtype) for column in columns]), None
     if numbers.is_cuda:

@@ -66,6 +66,8 @@ class Constraint:
     """What the user calls the bound."""
     measures_training = False
     """Whether a size comes from training forwards, so that a layer in eval mode has none."""
+    divides = True
+    """Whether a weight is divided as a whole."""
     every = 1
     """Estimate and project in every k-th step."""
 
@@ -261,10 +263,7 @@ class Constraint:
             sizes = max_over_ranks(sizes, self.process_group)
         if is_checked or attached.checks.pending is not None:
             attached.checks.look(self, optimizer, plan, sizes, is_new=is_checked)
-        if plan.fused is not None:  # it uses the sizes up
-            plan.fused(sizes, self._bounds, self._gains, self._scales, self._counts)
-        else:
-            self._project(plan, sizes)
+        self._project(plan, sizes)
         if self.every > 1:
             self._rest(attached)
 
@@ -298,6 +297,9 @@ class Constraint:
 
         In place, so that the replays of a captured step show too.
         """
+        if scales is None and plan.fused is not None:  # it uses the sizes up
+            plan.fused(sizes, self._bounds, self._gains, self._scales, self._counts)
+            return
         if scales is None:
             scales = project_(plan.weights, sizes[plan.at], self._bounds[plan.at])
         is_measured = sizes >= 0
@@ -369,7 +371,8 @@ def _make_plan(constraint: Constraint, optimizer: Optimizer | None) -> StepPlan:
             weights.setdefault(part.data_ptr() or id(weight), (part, slot))
     count, bounds = len(constraint._bounds), constraint._bounds
     parts, at = [part for part, _ in weights.values()], [slot for _, slot in weights.values()]
-    can_fuse = len(slots) == count and len({*at}) == len(at) and kernels.can_fuse(parts, bounds)
+    is_simple = constraint.divides and len(slots) == count and len({*at}) == len(at)
+    can_fuse = is_simple and kernels.can_fuse(parts, bounds)
     fused = kernels.FusedProjection(parts, at, count) if can_fuse else None
     own, places = (torch.tensor(some, dtype=torch.int64, device=bounds.device) for some in (sorted(slots), at))
     return StepPlan(slots, own, parts, places, fused, constraint._version, origins)

@@ -27,6 +27,8 @@ class WeightClip(Constraint):
         tensor([[ 0.5000, -0.2500]])
     """
 
+    divides = False
+
     def __init__(
         self, model: nn.Module, bound: Bound = 0.01, *, include: Globs | None = None, exclude: Globs = ()
     ) -> None:
