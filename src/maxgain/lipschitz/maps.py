@@ -34,7 +34,7 @@ def check_operator_p(p: float) -> float:
 
 
 class LinearMap:
-    """``x → Wx`` of a layer."""
+    """``x → Wx`` of a layer. Of a normalisation layer this alone: its W is diagonal."""
 
     def __init__(self, layer: Layer, shapes: Shapes, dtype: torch.dtype) -> None:
         self.layer, self.shapes, self.dtype = layer, shapes, dtype
@@ -56,7 +56,10 @@ class LinearMap:
     @torch.no_grad()
     def exact_norm(self, p: float) -> Tensor | None:
         """Return the operator norm where there is a closed form for it; None where it takes an iteration."""
-        return None if p == 2 else self._largest_absolute_sum(rows=math.isinf(p))
+        if (diagonal := self.layer.kind.diagonal) is None:
+            return None if p == 2 else self._largest_absolute_sum(rows=math.isinf(p))
+        with gathered_parameters(self.layer.module):
+            return diagonal(self.layer.module).to(self.dtype).abs().amax()  # for every p
 
     def there_and_back(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``(s, z, Wᵀz)`` of a batch, by one forward and one backward; ``Wv = sz`` and z has length 1."""
@@ -80,13 +83,11 @@ class OwnForward(LinearMap):
 
     def _largest_absolute_sum(self, *, rows: bool) -> Tensor:
         """Send every basis vector through the layer, whose matrix may be anything."""
-        size, device = math.prod(self.input_shape), self.layer.weight.device
-        sums = []
+        sums, size = [], math.prod(self.input_shape)
         for start in range(0, size, BASIS_VECTORS_AT_ONCE):
-            count = min(BASIS_VECTORS_AT_ONCE, size - start)
-            vectors = torch.zeros(count, size, dtype=self.dtype, device=device)
-            vectors.diagonal(start).fill_(1)
-            columns = self._apply(vectors.view(count, *self.input_shape)).flatten(1).abs()
+            vectors = torch.eye(min(BASIS_VECTORS_AT_ONCE, size - start), size, dtype=self.dtype).roll(start, 1)
+            batch = vectors.view(-1, *self.input_shape).to(self.layer.weight.device)
+            columns = self._apply(batch).flatten(1).abs()
             sums.append(columns.sum(0) if rows else columns.sum(1).amax())
         return torch.stack(sums).sum(0).amax() if rows else torch.stack(sums).amax()
 
@@ -103,17 +104,6 @@ class OwnForward(LinearMap):
         if not torch.allclose(separate, joint, rtol=1e-2, atol=1e-2 * float(separate.abs().amax())):
             return "its Wx is not linear in its input"
         return None
-
-
-class Diagonal(LinearMap):
-    """The scale of a normalisation layer: the norm is the largest entry, for every p."""
-
-    @torch.no_grad()
-    def exact_norm(self, p: float) -> Tensor:
-        """Return the largest entry."""
-        assert self.layer.kind.diagonal is not None
-        with gathered_parameters(self.layer.module):
-            return self.layer.kind.diagonal(self.layer.module).to(self.dtype).abs().amax()
 
 
 class Dense(LinearMap):
@@ -137,7 +127,7 @@ class Convolution(LinearMap):
     def __init__(self, layer: Layer, shapes: Shapes, dtype: torch.dtype) -> None:
         super().__init__(layer, shapes, dtype)
         self.module: Any = layer.module
-        self._lines: dict[tuple[bool, torch.device], Lines] = {}
+        self._lines: dict[tuple[bool, torch.device], Lines] = {}  # by device: the model may be moved
 
     def _apply(self, x: Tensor) -> Tensor:
         z: Tensor = self.module._conv_forward(x, self.weight, None)
@@ -145,7 +135,7 @@ class Convolution(LinearMap):
 
     def _largest_absolute_sum(self, *, rows: bool) -> Tensor:
         weight, rows = self.weight, rows != self.layer.is_transposed
-        which = rows, weight.device  # the model may be moved
+        which = rows, weight.device
         if which not in self._lines:
             self._lines[which] = Lines.of(self._reads(), weight, rows=rows)
         return largest_absolute_sum(weight, self.module.groups, self._lines[which], rows=rows)
@@ -197,7 +187,7 @@ def linear_map(layer: Layer, shapes: Shapes | None, dtype: torch.dtype) -> Linea
     """Return the map of a layer; None if it depends on the input's shape and that is not known."""
     shape = tuple(layer.weight.shape)
     if layer.kind.diagonal is not None:  # the scale is the weight, whatever the layer does besides
-        return Diagonal(layer, (shape, shape), dtype)
+        return LinearMap(layer, (shape, shape), dtype)
     if is_flat_shard(layer.parameter):
         raise UnsupportedLayerError(
             f"layer {layer.name!r} ({type(layer.module).__name__}) has no operator norm: FullyShardedDataParallel "
