@@ -84,6 +84,23 @@ def test_tensorboard_and_the_log_get_the_gains_with_the_loss(tmp_path, monkeypat
     assert "transformer.h.1.attn.c_attn[k]" in callback.constraint.gains
 
 
+def test_a_hook_on_the_model_masks_padded_tokens(tmp_path):
+    def gains(is_masked):
+        def hand_on(model, args, kwargs):
+            callback.watching.mask = kwargs["attention_mask"] if is_masked else None
+
+        callback = MaxGainCallback()
+        trained = trainer(tmp_path, callback, max_steps=10)
+        trained.train_dataset = [row | {"attention_mask": torch.tensor([1] * 3 + [0] * 7)} for row in sentences()]
+        trained.model.register_forward_pre_hook(hand_on, with_kwargs=True)
+        trained.train()
+        return callback.constraint.gains
+
+    every, masked = gains(False), gains(True)
+    assert all(masked[name] <= every[name] for name in every)
+    assert masked != every
+
+
 @pytest.mark.filterwarnings("ignore:.*showed gains that are not finite")
 def test_an_alarm_stops_the_run(tmp_path):
     class StopError(Exception):
