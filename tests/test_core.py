@@ -234,6 +234,7 @@ def test_detach_leaves_nothing_behind(make: Make, bound: float) -> None:
     optimizer, other = sgd(model), sgd(plain)
     constraint = make(model, bound).attach(optimizer)
     constraint.detach()
+    assert str(constraint).count("not attached") == len(constraint.gains)
     assert hooks(model) == 0
     assert not optimizer._optimizer_step_post_hooks
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())

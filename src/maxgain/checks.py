@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 SIZEABLE = 0.1
 """The share of the trained weights, in layers of unknown types, from which on it is said."""
-LONG = 64
-"""Steps before anything is said of how often weights are cut hard, by more than 10 %."""
+LONG = 63
+"""Steps before the look that first says how often weights are cut hard, by more than 10 %: that at step 64."""
 TOO_OFTEN, NEARLY_ALWAYS = 0.25, 0.9
 """The share of steps that cut hard, from which on gamma is called too small: on average over the layers, and of one."""
 TOLERANCE = 0.02
@@ -40,23 +40,18 @@ TOLERANCE = 0.02
 
 _AGAIN = "Make the constraint again"
 COMPUTED, UNHELD, ADDED, NOT_CALLED = "computed weight", "no attached optimizer holds it", "added later", ""
-REASONS = {
-    ADDED: ("they were added since the constraint was made", f"{_AGAIN} to bound them."),
-    "no longer in the model": ("they are no longer in the model", f"{_AGAIN}, on the model as it is."),
-    COMPUTED: ("their weights are computed now, by pruning or a parametrisation", f"{_AGAIN}."),
-    "frozen": ("they are frozen", "Call requires_grad_() to train them."),
-    "hook lost": ("their hooks were removed", f"{_AGAIN}, or call attach() again after detach()."),
-    "eval mode": ("they are in eval mode", "Call model.train(), or pass exclude=…."),
-    UNHELD: (
-        "no attached optimizer holds their weights",
-        "Attach the one that does, or add them to yours with add_param_group().",
-    ),
-    NOT_CALLED: (
-        "no training forward called them since the last step",
-        "Their weights are used directly (functional_call, DataParallel), under no_grad, or step() ran twice.",
-    ),
+REMEDIES = {
+    ADDED: f"{_AGAIN} to bound it.",
+    "no longer in the model": f"{_AGAIN}, on the model as it is.",
+    COMPUTED: f"Pruning or a parametrisation computes it now. {_AGAIN}.",
+    "frozen": "Call requires_grad_() to train it.",
+    "not attached": "Call attach(optimizer).",
+    "hook lost": f"{_AGAIN}, or call detach() and attach().",
+    "eval mode": "Call model.train(), or pass exclude=….",
+    UNHELD: "Attach the one that does, add it to yours with add_param_group(), or freeze it.",
+    NOT_CALLED: "Its weight is used directly (functional_call, DataParallel), under no_grad, or step() ran twice.",
 }
-"""Each reason as a note in the constraint's table, as a sentence about several layers, and what to do."""
+"""Each reason, as the constraint's table notes it, and what to do."""
 
 
 def reasons_not_bounded(constraint: Constraint) -> dict[Layer, str]:
@@ -69,6 +64,7 @@ def reasons_not_bounded(constraint: Constraint) -> dict[Layer, str]:
         module, weight = layer.module, layer.parameter
         reasons = {
             "no longer in the model": module not in modules,
+            "not attached": constraint._updates is None,
             COMPUTED: weight is None,
             "frozen": weight is not None and not weight.requires_grad,
             "hook lost": measures and hooks.get(layer) not in module._forward_hooks.values(),
@@ -110,16 +106,15 @@ def check_not_bounded(rows: list[Row]) -> Iterator[Finding]:
     for row in rows:
         is_free = row.is_bounded and row.reason == UNHELD
         if row.reason in (ADDED, COMPUTED) or (row.gradient and (row.size == -1 or is_free)):
-            why, remedy = REASONS[row.reason]
-            yield Finding(f"Layers {{}} are trained but not bounded: {why}. {remedy}", row.name)
+            why = row.reason or "no training forward since the last step"
+            yield Finding(f"Trained but not bounded: {{}} ({why}). {REMEDIES[row.reason]}", row.name)
 
 
 def check_not_finite(rows: list[Row]) -> Iterator[Finding]:
     """Instances whose gain is not finite."""
     for row in rows:
         if row.dropped:
-            text = "Layers {} showed gains that are not finite, which were left out. Look for inf or nan in the input."
-            yield Finding(text, row.name)
+            yield Finding("Left out: gains of {} that are not finite. Look for inf or nan in the data.", row.name)
 
 
 def check_gamma(rows: list[Row]) -> Iterator[Finding]:
@@ -135,8 +130,8 @@ def check_gamma(rows: list[Row]) -> Iterator[Finding]:
         return
     for name in [name for name, share in shares.items() if share > NEARLY_ALWAYS]:
         text = (
-            "Layers {} were cut by more than 10 % in nearly every step: gamma is too small for them, or dividing their "
-            "weights does not divide Wx."
+            "Cut by more than 10 % in nearly every step: {}. gamma is too small there, or dividing the weight does not "
+            "divide Wx."
         )
         yield Finding(text, name)
 
@@ -146,7 +141,7 @@ def check_fallback(rows: list[Row]) -> Iterator[Finding]:
     for row in rows:
         if row.fallback:
             why = row.fallback.replace("{", "{{").replace("}", "}}")
-            yield Finding(f"Layers {{}} are measured by torch's own operations, which are slower: {why}.", row.name)
+            yield Finding(f"Measured by torch's own, slower operations: {{}} ({why}).", row.name)
 
 
 CHECKS: tuple[Callable[[list[Row]], Iterator[Finding]], ...] = (

@@ -159,7 +159,7 @@ class Constraint:
         if not _torch.parameters_of(optimizer) & {id(p) for model in models for p in model.parameters()}:
             raise AttachError(
                 f"this {type(optimizer).__name__} holds no parameter of the model. Make it from model.parameters(), "
-                "after parameters are replaced (load_state_dict(assign=True), fully_shard)."
+                "and after load_state_dict(assign=True) or fully_shard(), which replace them."
             )
         self._register()
         # Not compiled: it counts on the host, and would be compiled again for each count.

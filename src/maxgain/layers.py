@@ -240,7 +240,7 @@ def named_modules(model: nn.Module | Iterable[nn.Module]) -> Iterator[tuple[str,
     models: list[Any] = [model] if isinstance(model, nn.Module) else list(model) if isinstance(model, Iterable) else []
     if not models or not all(isinstance(one, nn.Module) for one in models):
         said = "a class" if isinstance(model, type) else type(model).__name__
-        raise UnsupportedLayerError(f"the model must be an nn.Module or a list with some, not {said}.")
+        raise UnsupportedLayerError(f"the model must be an nn.Module or a list of modules, not {said}.")
     seen: set[nn.Module] = set()
     for number, one in enumerate(models):
         for path, module in one.named_modules(seen, "" if len(models) == 1 else str(number)):

@@ -80,7 +80,7 @@ def test_the_loggers_get_the_worst_gain_where_lightning_logs_and_a_writer_every_
     assert written == [0, 2, 4, 6, 8, 10]
 
 
-@pytest.mark.filterwarnings("ignore:.*showed gains that are not finite")
+@pytest.mark.filterwarnings("ignore:.*that are not finite")
 def test_an_alarm_stops_the_run():
     class StopError(Exception):
         pass

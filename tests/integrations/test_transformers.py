@@ -101,7 +101,7 @@ def test_a_hook_on_the_model_masks_padded_tokens(tmp_path):
     assert masked != every
 
 
-@pytest.mark.filterwarnings("ignore:.*showed gains that are not finite")
+@pytest.mark.filterwarnings("ignore:.*that are not finite")
 def test_an_alarm_stops_the_run(tmp_path):
     class StopError(Exception):
         pass

@@ -34,6 +34,7 @@ from .report import write_page
 from .run import Metrics, Result, Run, load
 from .run import perform as perform_run
 from .running import Machine, Source, reused_workers, run_missing
+from .sentences import counted
 from .tuning import Tuning, open_parts
 
 RUNS, TUNING, COMPARISON = "runs", "tuning", "comparison.json"
@@ -296,6 +297,8 @@ def _part(units: Sequence[int], shard: str) -> tuple[int, ...]:
 
 
 def _reported(results: Iterable[Result], total: int, what: str) -> Iterator[Result]:
+    if total:
+        log.info("%s: %s", what, counted(total, "run"), extra={"done": 0, "total": total})
     for done, result in enumerate(results, start=1):
         outcome = "done" if result.status == "ok" else f"failed: {result.error}"
         name = result.recipe.title

@@ -150,7 +150,7 @@ class _progress(logging.Handler):  # noqa: N801 -- used as a context manager
             self.console.print(f"maxgain: {text}", soft_wrap=True, markup=False)
         elif self.console.is_terminal:
             self.bar.update(self.task, completed=done, total=total, description=text[:60])
-        elif done == 1 or 10 * done // total != self.tenth:
+        elif done <= 1 or 10 * done // total != self.tenth:
             self.tenth = 10 * done // total
             self.console.print(text, soft_wrap=True, markup=False)
 
