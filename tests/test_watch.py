@@ -134,6 +134,23 @@ def test_writers(writer):
     assert log[0][1]["gain/worst"] > 0
 
 
+def test_weights_and_biases_gets_an_axis_of_its_own_because_it_drops_earlier_steps():
+    class Run:
+        axes, logged = {}, []
+
+        def define_metric(self, name, step_metric):
+            self.axes[name] = step_metric
+
+        def log(self, data, step=None, commit=None):
+            assert step is None
+            self.logged.append(data)
+
+    model, run = net(), Run()
+    fit(model, watch(model, to=run), steps=9)
+    assert [row[run.axes["gain/*"]] for row in run.logged] == [0, 8]
+    assert run.logged[0]["gain/worst"] > 0
+
+
 def test_json_lines(tmp_path):
     model = net()
     spoil = lambda step, x: x * math.nan if step else x  # noqa: E731

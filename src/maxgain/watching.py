@@ -220,7 +220,11 @@ def sender(to: Any) -> Send:
         return lambda numbers, step: _append(Path(to), numbers, step)
     if hasattr(to, "add_scalar"):  # TensorBoard
         return lambda numbers, step: [to.add_scalar(name, number, step) for name, number in numbers.items()]
-    for method in ("log_metrics", "log"):  # Lightning's loggers and MLflow; Weights & Biases and trackio
+    if hasattr(to, "define_metric"):  # Weights & Biases drops what belongs to an earlier step than its own
+        for names in ("gain/*", "scale/*"):
+            to.define_metric(names, step_metric="watched_step")
+        return lambda numbers, step: to.log({**numbers, "watched_step": step})
+    for method in ("log_metrics", "log"):  # Lightning's loggers and MLflow; trackio and Accelerate
         log = getattr(to, method, None)
         if callable(log) and _takes_numbers(log):
             return lambda numbers, step: log(numbers, step=step)
