@@ -46,7 +46,9 @@ class GainReport(Tabular):
 
     def quantiles(self) -> dict[str, Quantiles]:
         """Return minimum, lower quartile, median, upper quartile and maximum of every layer."""
-        return {name: _quantiles(values) for name, values in self.gains.items()}
+        known = {name: values.astype(np.float64) if len(values) else [np.nan] for name, values in self.gains.items()}
+        places = list(QUANTILES.values())
+        return {name: tuple(np.quantile(values, places).tolist()) for name, values in known.items()}  # type: ignore[misc]
 
     def boxplot(self, ax: Axes | None = None, *, bound: float | Mapping[str, float] | None = None) -> Figure:
         """Draw one box per layer, whiskers from minimum to maximum, as in the paper's Figures 1 and 2."""
@@ -113,6 +115,8 @@ def measure_gains(
     p = check_p(p)
     if instance not in ("auto", "sample"):
         raise MaxGainError(f"instance must be 'auto' or 'sample', not {instance!r:.40}.")
+    if isinstance(batches, Tensor | np.ndarray | Mapping | str) or not isinstance(batches, Iterable):
+        raise MaxGainError(f"batches must be several, such as [batch] or a DataLoader, not {type(batches).__name__}.")
     found = find_layers(model, include, exclude, rescale=False)
     expect_some(found, model)
     seen: dict[str, list[Tensor]] = {layer.name: [] for layer in found.layers}
@@ -134,7 +138,7 @@ def measure_gains(
             skipped[layer.name] = f"its call cannot be measured ({type(error).__name__}: {error})"
 
     with evaluating(model), observing(found.layers, observe):
-        for batch in several(batches):
+        for batch in batches:
             call(model, batch, found.layers[0].weight.device)
     gains = {name: torch.cat(parts).cpu().numpy() for name, parts in seen.items() if parts}
     if not gains:
@@ -144,13 +148,6 @@ def measure_gains(
         warn(f"layers {', '.join(map(repr, silent))} are not in the report: no batch went through them.")
     finite = {name: values[np.isfinite(values)] for name, values in gains.items()}
     return GainReport(finite, p, {name: len(gains[name]) - len(finite[name]) for name in gains}, skipped)
-
-
-def _quantiles(values: np.ndarray) -> Quantiles:
-    if not len(values):
-        return (np.nan,) * 5
-    low, lower, middle, upper, high = np.quantile(values.astype(np.float64), list(QUANTILES.values())).tolist()
-    return low, lower, middle, upper, high
 
 
 @contextmanager
@@ -187,13 +184,6 @@ def observing(layers: Iterable[Layer], observe: Callable[..., None]) -> Iterator
 def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the input of a call."""
     return args[0] if args else kwargs.get("input", next(iter(kwargs.values()), None))
-
-
-def several(batches: Iterable[Any]) -> Iterable[Any]:
-    """Return the batches, unless it is one that would be taken for many."""
-    if isinstance(batches, Tensor | np.ndarray | Mapping | str) or not isinstance(batches, Iterable):
-        raise MaxGainError(f"batches must be several, such as [batch] or a DataLoader, not {type(batches).__name__}.")
-    return batches
 
 
 def call(model: nn.Module, batch: Any, device: torch.device) -> Any:
