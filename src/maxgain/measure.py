@@ -48,7 +48,7 @@ class GainReport(Tabular):
         """Return minimum, lower quartile, median, upper quartile and maximum of every layer."""
         known = {name: values.astype(np.float64) if len(values) else [np.nan] for name, values in self.gains.items()}
         places = list(QUANTILES.values())
-        return {name: tuple(np.quantile(values, places).tolist()) for name, values in known.items()}  # type: ignore[misc]
+        return {name: tuple(np.quantile(values, places).tolist()) for name, values in known.items()}
 
     def boxplot(self, ax: Axes | None = None, *, bound: float | Mapping[str, float] | None = None) -> Figure:
         """Draw one box per layer, whiskers from minimum to maximum, as in the paper's Figures 1 and 2."""
