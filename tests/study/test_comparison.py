@@ -162,6 +162,9 @@ def test_chosen_numbers_are_in_the_label():
     same, other = ({"maxgain": {0: {"maxgain": 3.0}, 1: {"maxgain": number}}} for number in (3.0, 4.0))
     assert answer(scores, numbers=same).row("maxgain").label == "maxgain=3"
     assert answer(scores, numbers=other).row("maxgain").label == "maxgain"
+    one = {"maxgain": {0: {"maxgain": 3.0}}}
+    notes = [" ".join(answer(scores, numbers=numbers).notes) for numbers in (same, one)]
+    assert ["default numbers on 1 fold" in note for note in notes] == [False, True]
     assert answer({"none": NONE, "maxgain=2.5": AHEAD}).row("maxgain=2.5").label == "maxgain=2.5"
 
 

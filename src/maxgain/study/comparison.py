@@ -182,7 +182,7 @@ def compare(plan: Plan, results: Sequence[Result]) -> Comparison:
         _sampling_error(finished, pair) if score == "test" and plan.over == "seed" else None for pair in plan.contrasts
     ]
     contrasts = _contrasts(plan, {row.name: row for row in rows}, guessed, errors, chance)
-    notes = [*_gaps(rows), *dict.fromkeys(f"{result.note}." for result in every if result.note)]
+    notes = [*_gaps(plan, rows), *dict.fromkeys(f"{result.note}." for result in every if result.note)]
     if left_out:
         notes.append(f"{counted(left_out, 'result')} of other data left out.")
     return Comparison(
@@ -364,8 +364,11 @@ def _is_guess(result: Result, score: Score) -> bool:
     return max(_accuracy(result, score), result.train_accuracy or 0.0) <= limit
 
 
-def _gaps(rows: Sequence[Row]) -> Iterator[str]:
+def _gaps(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
+        untuned = len(plan.units) - len(plan.numbers.get(row.name, plan.units))
+        if untuned:
+            yield f"{row.name}: default numbers on {counted(untuned, plan.over)}, where tuning chose none."
         if row.failed:
             yield f"{row.name}: {row.failed} of {row.planned} runs failed to train."
         if row.missing:

@@ -20,6 +20,7 @@ from torch.nn.utils import get_total_norm
 
 from maxgain import measure_gains
 from maxgain.errors import NothingToConstrainError, RunError
+from maxgain.measure import evaluating
 
 from .capture import STEPS_WORTH_COMPILING, CapturedStep, Speed, compile_network, own_randomness, setting_up
 from .data import Dataset, Split
@@ -359,7 +360,7 @@ class Answers:
 def evaluate(model: nn.Module, split: Split) -> Answers:
     """What the model says in evaluation mode; the split lies where the model does."""
     correct, losses = [], []
-    with _evaluation_mode(model):
+    with evaluating(model):
         for images, labels in zip(
             torch.split(split.images, EVALUATION_BATCH), torch.split(split.labels, EVALUATION_BATCH), strict=True
         ):
@@ -375,21 +376,10 @@ def gains(model: nn.Module, images: Tensor, p: float) -> dict[str, tuple[float, 
     try:
         # Measuring switches torch's compiler off for the whole process. In evaluation mode, looking at a weight does
         # not step spectral norm's power iteration.
-        with setting_up, _evaluation_mode(model):
+        with setting_up, evaluating(model):
             return measure_gains(model, batches, p).quantiles()
     except NothingToConstrainError:
         return {}
-
-
-@contextmanager
-def _evaluation_mode(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -59,32 +59,32 @@ class Tuning:
         return fill(self.recipe.regulariser, self.numbers)
 
     @property
-    def heads(self) -> tuple[str, ...]:
-        """Names of the columns of `table`."""
-        score = "training loss" if self.by == "early" else "validation accuracy"
-        return (*self.numbers, score, "validation loss", "train accuracy")
-
-    def table(self) -> list[tuple[list[str], bool]]:
-        """A row of texts per point, and whether it was chosen."""
-        rows = []
-        for result in self.results:
-            point = numbers_of(result.recipe, self.parts)
-            score = _last(result.history.train_loss) if self.by == "early" else result.validation_accuracy
-            scores = [_number(one) for one in (score, result.validation_loss, result.train_accuracy)]
-            if result.status != "ok":
-                scores = ["failed", "", ""]
-            rows.append(([*(f"{value:g}" for value in point.values()), *scores], point == self.numbers))
-        return rows
-
-    @property
     def parts(self) -> list[Chosen]:
         """The regularisers whose numbers were chosen."""
         return [part for part in open_parts(self.recipe.regulariser) if part.row.name in self.numbers]
 
     def __str__(self) -> str:
-        rows = [[*self.heads, ""], *([*cells, "<- chosen" if chosen else ""] for cells, chosen in self.table())]
+        """A line per point, and what was chosen."""
+        early = self.by == "early"
+        rows = [
+            [
+                *self.numbers,
+                "training loss" if early else "validation accuracy",
+                "validation loss",
+                "train accuracy",
+                "",
+            ]
+        ]
+        for result in self.results:
+            point = numbers_of(result.recipe, self.parts)
+            first = _last(result.history.train_loss) if early else result.validation_accuracy
+            scores = [_number(one) for one in (first, result.validation_loss, result.train_accuracy)]
+            if result.status != "ok":
+                scores = ["failed", "", ""]
+            mark = "<- chosen" if point == self.numbers else ""
+            rows.append([*(f"{value:g}" for value in point.values()), *scores, mark])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join([*lines, "", f"chosen: {self.best} ({RULES[self.by]})"])
 
 

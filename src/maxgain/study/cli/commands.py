@@ -59,11 +59,7 @@ def tune(recipe: Recipe, asked: options.Tune) -> None:
         machine=_machine(asked),
         **settings,
     )
-    table = _table(*tuned.heads)
-    for cells, chosen in tuned.table():
-        table.add_row(*cells, style="bold" if chosen else None)
-    console.print(table)
-    console.print(f"chosen: {tuned.best} ({tuning.RULES[tuned.by]})", soft_wrap=True)
+    console.print(str(tuned), markup=False, soft_wrap=True)
     if tuned.by == "early":
         picture = _save(early_curve(tuned.results, tuned.numbers["maxgain"]), tuned.folder / "early.png")
         console.print(f"picture: {picture}", soft_wrap=True)
@@ -142,8 +138,9 @@ def data(asked: options.Data) -> None:
     """List, fetch or check data sets."""
     if asked.action == "list":
         table = _table("name", "here", "what it is", "size")
-        for row in datasets.describe(asked.data):
-            table.add_row(row.name, {None: "", True: "yes", False: "no"}[row.present], row.what, row.size)
+        for name, source in datasets.DATASETS.items():
+            here = "" if source.any_size else "yes" if datasets.is_there(name, asked.data) else "no"
+            table.add_row(name, here, source.what, source.size)
         console.print(table)
         return
     if asked.name is None:

@@ -30,17 +30,6 @@ Listing = list[tuple[Path, int]]
 """Image files and their labels."""
 
 
-@dataclass(frozen=True)
-class Description:
-    """One line of the list of data sets; `present` is None where there is nothing to look for."""
-
-    name: str
-    what: str
-    size: str
-    where: str
-    present: bool | None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """A data set on disk: where it lies, and how it is read and fetched."""
@@ -91,11 +80,10 @@ class Source:
         note = where / "SOURCE"
         return note.read_text(encoding="utf-8").partition("\n")[0].strip() if note.is_file() else self.published
 
-    def describe(self, root: Path) -> Description:
-        """Its line in the list of data sets."""
-        where = self.find(root) or root / self.folders[0]
-        present = all((where / file).is_file() for file in self.required)
-        return Description(self.name, self.what, self.size, str(where), present)
+    def is_there(self, root: Path) -> bool:
+        """Whether all its files are under `root`."""
+        where = self.find(root)
+        return where is not None and all((where / file).is_file() for file in self.required)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,13 +109,9 @@ class Digits(Source):
         names = tuple("0123456789")
         return Dataset(self.name, train, validation, test, names, fold, self.folds, source=source, sha256=sums)
 
-    def locate(self, root: Path) -> Path:
-        """Anywhere: there is no folder."""
-        return root
-
-    def describe(self, root: Path) -> Description:
-        """Its line in the list of data sets."""
-        return Description(self.name, self.what, self.size, "inside scikit-learn", True)
+    def is_there(self, root: Path) -> bool:
+        """Always: scikit-learn has them."""
+        return True
 
 
 @dataclass(frozen=True)
@@ -303,10 +287,6 @@ class Folder(Source):
         if not root.is_dir():
             raise DataError(f"{root} is not a folder: {self.remedy}.", field="data")
         return root
-
-    def describe(self, root: Path) -> Description:
-        """Its line in the list of data sets."""
-        return Description(self.name, self.what, self.size, "a folder of your own", None)
 
     def _list(self, where: Path) -> tuple[tuple[str, ...], tuple[Listing, Listing, Listing]]:
         """The names of the classes, and the files for training, validation and testing."""

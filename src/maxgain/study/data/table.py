@@ -10,7 +10,7 @@ from maxgain.errors import DataError
 
 from .._names import Table
 from . import formats
-from .sources import Description, Digits, Download, Folder, Folds, Released, Source
+from .sources import Digits, Download, Folder, Folds, Released, Source
 from .splits import Dataset, cross_validate
 
 CIFAR_SITE = "https://www.cs.toronto.edu/~kriz"
@@ -148,9 +148,9 @@ def load(
         raise DataError(f"cannot read {error.filename or name}: {error.strerror or error}.", field="data") from error
 
 
-def describe(root: str | Path | None = None) -> list[Description]:
-    """What there is to train on, and whether it is there."""
-    return [source.describe(data_root(root)) for source in DATASETS.values()]
+def is_there(name: str, root: str | Path | None = None) -> bool:
+    """Whether the files of `name` are there."""
+    return DATASETS[name].is_there(data_root(root))
 
 
 def check(name: str, root: str | Path | None = None) -> str:
