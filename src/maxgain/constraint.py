@@ -219,6 +219,14 @@ class Constraint:
 
         What was measured is used up: the plan's slots begin anew.
         """
+        sizes = list(torch.full_like(self._gains, UNMEASURED).unbind())
+        for layer, slot in zip(self._layers, self._slots, strict=True):
+            if slot in plan.slots:
+                sizes[slot] = torch.maximum(sizes[slot], self._size(layer).to(sizes[slot]))
+        return torch.stack(sizes)
+
+    def _size(self, layer: Layer) -> Tensor:
+        """Return the size of a layer that takes no measuring."""
         raise NotImplementedError
 
     def _register(self) -> None:

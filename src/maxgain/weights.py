@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .constraint import UNMEASURED, Constraint, StepPlan
+from .constraint import Constraint, StepPlan
 from .distributed import full, is_sharded
 from .functional import check_p
 from .layers import Bound, Globs, Layer, as_globs, find_layers
@@ -38,12 +38,8 @@ class WeightClip(Constraint):
         """Return the size of each entry, or of each unit, in a shape that broadcasts against the weight."""
         return weight.abs()
 
-    def _estimate(self, plan: StepPlan) -> Tensor:
-        sizes = list(torch.full_like(self._gains, UNMEASURED).unbind())
-        for layer, slot in zip(self._layers, self._slots, strict=True):
-            if slot in plan.slots:
-                sizes[slot] = self._finite_sizes(layer).amax().to(self._gains)
-        return torch.stack(sizes)
+    def _size(self, layer: Layer) -> Tensor:
+        return self._finite_sizes(layer).amax()
 
     def _project(self, plan: StepPlan, sizes: Tensor, scales: Tensor | None = None) -> None:
         users = dict(zip(reversed(self._slots), reversed(self._layers), strict=True))  # of each weight, the first layer

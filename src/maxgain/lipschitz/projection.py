@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,19 +89,15 @@ class Lipschitz(Constraint):
         return super()._plan(optimizer)
 
     def _estimate(self, plan: StepPlan) -> Tensor:
-        norms = [(slot, self._norms[layer]) for slot, layer in zip(self._slots, self._layers, strict=True)]
-        norms, device = [pair for pair in norms if pair[0] in plan.slots], self._gains.device
-
-        def estimates() -> Tensor:
-            sizes = list(torch.full_like(self._gains, UNMEASURED).unbind())
-            for slot, norm in norms:
-                sizes[slot] = torch.maximum(sizes[slot], norm.estimate().to(sizes[slot]))
-            return torch.stack(sizes)
-
-        known = [norm.addresses(device) for _, norm in norms] if device.type == "cuda" else [None]
-        if None in known or _torch.is_capturing(device):
+        device, estimates = self._gains.device, partial(super()._estimate, plan)
+        if device.type != "cuda" or _torch.is_capturing(device):
             return estimates()
-        return self._replayed(device, tuple(known), estimates)
+        own = [layer for layer, slot in zip(self._layers, self._slots, strict=True) if slot in plan.slots]
+        known = [self._norms[layer].addresses(device) for layer in own]
+        return estimates() if None in known else self._replayed(device, tuple(known), estimates)
+
+    def _size(self, layer: Layer) -> Tensor:
+        return self._norms[layer].estimate()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the vectors of the power iteration, with which a run goes on to the same bits."""
