@@ -382,6 +382,34 @@ def test_an_optimizer_for_each_parameter_is_right_and_silent() -> None:
         torch.testing.assert_close(one, other)
 
 
+def calls_of_a_step(layers: int) -> int:
+    """How many functions of ours an ordinary step calls with an optimizer for each parameter."""
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(layers)])
+    optimizers = [torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()]
+    constraint = MaxGain(model, 0.2)
+    for optimizer in optimizers:
+        constraint.attach(optimizer)
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_globals.get("__name__", "").startswith("maxgain")
+
+    for step in range(6):  # the first, second and fourth are checked, and what they find is said
+        model(rows(step)[:, :4]).square().mean().backward()
+        sys.setprofile(count if step == 5 else None)
+        try:
+            for optimizer in optimizers:
+                optimizer.step()
+        finally:
+            sys.setprofile(None)
+    return calls
+
+
+def test_an_optimizer_for_each_parameter_costs_no_more_for_each_layer_where_there_are_more() -> None:
+    assert 0 < calls_of_a_step(24) <= 2.1 * calls_of_a_step(12)
+
+
 AT_EXIT = """
 import torch
 from maxgain import MaxGain
