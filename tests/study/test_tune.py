@@ -124,6 +124,8 @@ def test_tpe_counts_recorded_runs() -> None:
         ({"by": "early", "grid": {"maxgain": (-1.0, 1.0)}}, "grid"),
         ({"by": "early", "recipe": recipe("maxgain", epochs=3)}, "epochs"),
         ({"by": "early", "budget": 3}, "budget"),
+        ({"by": "early", "recipe": recipe("maxgain+dropout"), "grid": {"dropout": (0.5, 1.0)}}, "grid"),
+        ({"by": "tpe", "grid": {"maxgain": (1.0, 2.0)}}, "grid"),
     ],
 )
 def test_refused(given, field) -> None:

@@ -107,6 +107,9 @@ def tune(
         raise RecipeError(f"{recipe.regulariser} leaves no number open to tune.", field="regulariser")
     if budget is not None and budget < 1:
         raise RecipeError(f"budget must be at least 1, not {budget}.", field="budget")
+    used = {"tpe": set[str](), "early": {"maxgain"}}.get(by, set(grid or {}))
+    if unused := sorted(set(grid or {}) - used):
+        raise RecipeError(f"{by} makes no use of a grid for {unused[0]}.", field="grid")
     if by == "early":
         if budget is not None:
             raise RecipeError("budget is not for the early rule, which trains every γ of its grid.", field="budget")
@@ -211,8 +214,6 @@ def _propose(
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    if fixed := [part.row.name for part in parts if part.row.search is None]:
-        raise RecipeError(f"{fixed[0]} has no range to search; give a grid.", field="by")
     searched = {part.row.name: part.row.search or (1.0, 1.0) for part in parts}
     ranges = {name: optuna.distributions.FloatDistribution(*ends, log=True) for name, ends in searched.items()}
     names = {part.row.name for part in parse(recipe.regulariser)}
