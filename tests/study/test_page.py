@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 import matplotlib
 import pytest
+from msgspec import structs
 
 from made_results import BASE, made, made_plan, made_result, write
 from maxgain.errors import FileError
@@ -233,6 +234,8 @@ def test_figures_are_usable_in_python():
     assert len(report.forest(comparison).axes) == 1
     assert len(report.learning_curves(rows).axes) == 2
     assert report.learning_curves({"none": []}) is None
+    short = [structs.replace(run, history=History(epoch=[1], train_loss=[2.0])) for run in rows["none"]]
+    assert report.learning_curves({"none": short}) is None, "a point is no curve"
     two = made_plan({"maxgain+dropout": NONE}).recipe
     grid = {"maxgain": (1.5, 2.0), "dropout": (0.5, 1.0)}
     points = grid_recipes(replace(two, regulariser="maxgain+dropout"), grid, None)

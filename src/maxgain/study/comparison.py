@@ -340,7 +340,7 @@ def _title(
         return f"No result: none of the {counted(sum(row.planned for row in rows), 'run')} has finished"
     if all(_is_guess(result, score) for result in results):
         recipe, chance = plan.recipe, 100 / results[0].classes
-        other = "" if recipe.optimiser == "adam" else ", or the optimizer adam"
+        other = ", or more epochs" if recipe.optimiser == "adam" else ", or the optimizer adam"
         return (
             f"No run learned anything: {'all' if len(results) > 1 else 'the'} {counted(len(results), 'score')} "
             f"{'are' if len(results) > 1 else 'is'} chance ({chance:.3g} %). "

@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from ..comparison import Comparison
 from ..regularisers import Chosen
@@ -83,7 +84,7 @@ def gain_boxes(results: Mapping[str, Result], top: float | None = None) -> Figur
         bound = ""
         if (gamma := result.recipe.gamma) is not None and math.isfinite(gamma):
             axis.axhline(gamma, color=INK, linestyle="--", linewidth=1)
-            bound = f", dashes: γ = {gamma:g}"
+            bound = f", dashes: γ = {gamma:g}" if top is None or gamma < 1.05 * top else f", γ = {gamma:g}"
         axis.set_xticks(range(1, len(known) + 1), list(map(_plain, known)), rotation=45, ha="right", fontsize=8,
                         rotation_mode="anchor")  # fmt: skip
         axis.set_title(_plain(f"{name}, {part} images{bound}"), loc="left", fontsize=9)
@@ -100,10 +101,9 @@ def largest_gain(result: Result) -> float:
 
 
 def learning_curves(rows: Mapping[str, Sequence[Result]], metrics: Sequence[str] = tuple(METRICS)) -> Figure | None:
-    """A panel per metric, by epoch, the mean over each row's runs; None where no run recorded any of them."""
+    """A panel per metric, by epoch, the mean over each row's runs; None where no run recorded two epochs of any."""
     curves = {
-        metric: {row: np.mean(runs, axis=0) for row in rows if (runs := _histories(rows[row], metric))}
-        for metric in metrics
+        metric: {row: mean for row in rows if (mean := _mean_history(rows[row], metric)).size > 1} for metric in metrics
     }
     panels = {metric: lines for metric, lines in curves.items() if lines}
     if not panels:
@@ -236,11 +236,12 @@ def gains_of(result: Result) -> tuple[str, Mapping[str, Sequence[float | None]]]
     return part, result.gains[part]
 
 
-def _histories(results: Iterable[Result], metric: str) -> list[list[float]]:
-    """A metric by epoch of the runs that have it for every epoch, all of the same length."""
+def _mean_history(results: Iterable[Result], metric: str) -> NDArray[np.float64]:
+    """A metric by epoch, the mean over the runs that have it for every epoch; empty without such a run."""
     columns: list[list[float]] = [getattr(result.history, metric) for result in results]
-    whole = [column for column in columns if column and None not in column]
-    return [column for column in whole if len(column) == len(whole[0])]
+    whole = [column for column in columns if column and None not in column] or [[]]
+    mean: NDArray[np.float64] = np.mean([column for column in whole if len(column) == len(whole[0])], axis=0)
+    return mean
 
 
 def _plain(name: str) -> str:
