@@ -40,10 +40,8 @@ class MaxGainCallback(GainCallback, pl.Callback):
             for logger in trainer.loggers if trainer.is_global_zero and numbers else ():
                 logger.log_metrics(numbers, step=step)
 
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_end(self, *args: Any) -> None:
         """Leave a plain module behind."""
         self.end()
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Leave a plain module behind."""
-        self.end()
+    on_exception = on_fit_end
