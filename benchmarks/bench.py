@@ -3,29 +3,34 @@
     python -m benchmarks                                    # make bench: all of this machine, into benchmarks/here
     python -m benchmarks --networks ResNet-50 Swin-T --modes captured
 
-Variants of a network take turns, a few steps each, so that a machine that slows down slows all of them. Shown are
-medians over the turns, with the least and the largest.
+Each network has a process of its own. They compile at the same time, then are timed one after another: first captured
+steps, then compiled ones, then eager ones, until the minutes are over. Variants of a network take turns, so that a
+machine that slows down slows all of them. Shown are medians over the turns, with the least and the largest.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import gc
-import importlib
 import json
+import os
 import platform
+import queue
 import statistics
+import subprocess
 import sys
+import tempfile
+import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import torch
 import torch.nn.functional as F
@@ -33,110 +38,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import maxgain
-from maxgain import Lipschitz, MaxGain
-from maxgain.study.networks import NETWORKS as STUDY_NETWORKS
+from maxgain import Lipschitz, MaxGain, kernels
+
+from .figures import draw
+from .networks import ON_CPU, ON_GPU, TINY, Network
 
 Step = Callable[[], Any]
-Put = Callable[[nn.Module, Optimizer], object]
-
-# Networks
-
-
-@dataclass(frozen=True)
-class Network:
-    """A model and a batch to train it on."""
-
-    model: Callable[[], nn.Module]
-    batch: Callable[[], tuple[Tensor, Tensor]]
-    """Inputs and targets."""
-
-
-class Block(nn.Module):
-    """Attention and an MLP, each normalised before and added to its input."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.before_attention, self.before_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(self.before_attention(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).flatten(2))
-        added: Tensor = x + self.down(F.gelu(self.up(self.before_mlp(x))))
-        return added
-
-
-class GPT(nn.Module):
-    """A GPT with heads of 64; 12 layers of 768 over 50,257 words are GPT-2's 124 million parameters."""
-
-    def __init__(self, depth: int, width: int, words: int, length: int) -> None:
-        super().__init__()
-        self.embed, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
-        self.blocks = nn.Sequential(*(Block(width, max(1, width // 64)) for _ in range(depth)))
-        self.last, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, words: Tensor) -> Tensor:
-        x = self.embed(words) + self.places.weight[: words.shape[1]]
-        logits: Tensor = self.head(self.last(self.blocks(x)))
-        return logits
-
-
-def gpt(depth: int, width: int, words: int, batch: int, length: int) -> Network:
-    """A GPT that predicts random words."""
-    return Network(
-        lambda: GPT(depth, width, words, length),
-        lambda: (torch.randint(words, (batch, length)), torch.randint(words, (batch, length))),
-    )
-
-
-def study(name: str, batch: int, side: int = 32, *, batchnorm: bool) -> Network:
-    """One of the study's networks."""
-    return _on_images(lambda: STUDY_NETWORKS[name]((3, side, side), 10, batchnorm=batchnorm), batch, side, 10)
-
-
-def timm(name: str, batch: int, side: int = 224) -> Network:
-    """A network of timm's, untrained."""
-    return _on_images(lambda: _import_timm().create_model(name, num_classes=1000), batch, side, 1000)
-
-
-def _import_timm() -> Any:
-    """Timm, with a stand-in for torchvision where that is missing: these models use nothing of it."""
-    parts = ("", ".ops", ".ops.misc", ".models", ".models.feature_extraction", ".transforms", ".transforms.functional")
-    stand_ins = {f"torchvision{part}": MagicMock() for part in (*parts, ".datasets")}
-    stand_ins["torchvision.ops.misc"].FrozenBatchNorm2d = type("FrozenBatchNorm2d", (nn.Module,), {})
-    if "timm" in sys.modules or find_spec("torchvision"):
-        return importlib.import_module("timm")
-    sys.modules.update(stand_ins)
-    try:
-        return importlib.import_module("timm")
-    finally:
-        for name in stand_ins:
-            del sys.modules[name]
-
-
-def _on_images(model: Callable[[], nn.Module], batch: int, side: int, classes: int) -> Network:
-    return Network(model, lambda: (torch.randn(batch, 3, side, side), torch.randint(classes, (batch,))))
-
-
-ON_GPU = {
-    "VGG-19": study("vgg19", 100, batchnorm=False),
-    "VGG-19 with batch norm": study("vgg19", 100, batchnorm=True),
-    "WRN-16-4, 32 px": study("wrn16_4", 100, batchnorm=True),
-    "WRN-16-4, 96 px": study("wrn16_4", 50, 96, batchnorm=True),
-    "ResNet-50": timm("resnet50", 128),
-    "ConvNeXt-T": timm("convnext_tiny", 64),
-    "ViT-B": timm("vit_base_patch16_224", 64),
-    "Swin-T": timm("swin_tiny_patch4_window7_224", 64),
-    "GPT-2, 124M": gpt(12, 768, 50_257, 8, 1024),
-}
-ON_CPU = {
-    "SVHN network with batch norm": study("svhn_vgg", 50, batchnorm=True),
-    "GPT, 4 layers": gpt(4, 256, 256, 8, 128),
-}
+MODES = ("captured", "compiled", "eager")
+"""Compiled, and the whole step one CUDA graph; the model compiled; as it is."""
 
 # Variants
 
@@ -177,33 +86,196 @@ def _spectral_norm(model: nn.Module) -> None:
 
 
 WITHOUT = "without"
-VARIANTS: dict[str, Put] = {
-    "MaxGain": lambda model, optimizer: MaxGain(model, 2.0).attach(optimizer),
-    "watching": lambda model, optimizer: MaxGain(model, float("inf")).attach(optimizer),
+SETTINGS: dict[str, tuple[float, int]] = {"MaxGain": (2.0, 1), "watching": (float("inf"), 1), "every=8": (2.0, 8)}
+"""Bound and ``every`` of one constraint, which are changed in turn: code is compiled once for all of them."""
+RIVALS: dict[str, Callable[[nn.Module, Optimizer], object]] = {
     "Lipschitz, p = 2": lambda model, optimizer: Lipschitz(model, 2.0).attach(optimizer),
     "naive hook": NaiveMaxGain,
+    "torch spectral_norm": lambda model, optimizer: None,
 }
-REPARAMETRISED = {"torch spectral_norm": _spectral_norm}
-"""These change the model before the optimizer is made."""
-CAPTURABLE = ("MaxGain", "watching")
-"""What is timed in a captured step, in which the host takes no part."""
-MODES = ("eager", "compiled", "captured")
-"""As it is; the model compiled; compiled, and the whole step one CUDA graph."""
+"""Timed in eager steps, if they are asked for."""
+STEPS = 16
+"""In a turn: twice the longest ``every``."""
 
-# Timing
+# One network, in a process of its own
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What is timed, and how often."""
+@dataclass
+class Side:
+    """A model that is trained, with a constraint, a rival, or neither."""
 
-    device: torch.device
-    turns: int = 7
-    steps: int = 3
-    """In a turn."""
-    modes: tuple[str, ...] = MODES[:1]
-    variants: tuple[str, ...] = ()
-    """Those alone; all if there are none."""
+    step: dict[str, Step]
+    """By mode; a captured one by the variant too."""
+    constraint: MaxGain | None = None
+    memory: float = 0.0
+    """The peak of a GPU's memory in an eager step, with what is kept between steps."""
+
+
+class Bench:
+    """Times the variants of one network."""
+
+    def __init__(self, network: Network, device: torch.device, modes: Sequence[str], rivals: Sequence[str]) -> None:
+        self.network, self.device, self.modes = network, device, modes
+        self.on_gpu = device.type == "cuda"
+        self.pool = torch.cuda.graph_pool_handle() if self.on_gpu else None
+        self.sides: dict[str, Side] = {}
+        self.kept: list[Any] = []
+        """What captured steps read: they know addresses, not who owns them."""
+        if self.on_gpu:
+            self.make_side(WITHOUT, is_compiled=False)  # libraries keep memory from their first use on
+        is_compiled = bool({"compiled", "captured"} & {*modes})
+        for name in (WITHOUT, "MaxGain", *rivals):
+            self.sides[name] = self.make_side(name, is_compiled=is_compiled and name not in RIVALS)
+
+    def make_side(self, name: str, *, is_compiled: bool) -> Side:
+        """A training step, warmed up in every mode."""
+        torch.manual_seed(0)
+        gc.collect()
+        before = torch.cuda.memory_allocated() if self.on_gpu else 0
+        model = self.network.model()
+        if name == "torch spectral_norm":
+            _spectral_norm(model)
+        layout = torch.channels_last if self.on_gpu else torch.contiguous_format
+        model.to(device=self.device, memory_format=layout)  # type: ignore[call-overload]
+        rate = torch.tensor(1e-4, device=self.device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=self.on_gpu, capturable=self.on_gpu)
+        side = Side({}, MaxGain(model, 2.0).attach(optimizer) if name == "MaxGain" else None)
+        if name in RIVALS:
+            RIVALS[name](model, optimizer)
+        inputs, targets = (tensor.to(self.device) for tensor in self.network.batch())
+        if inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=layout)
+
+        def step(forward: Callable[[Tensor], Tensor]) -> None:
+            with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.on_gpu):
+                output = forward(inputs)
+            loss = F.cross_entropy(output.float().flatten(0, -2), targets.flatten())
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        side.step["eager"] = lambda: step(model)
+        for _ in range(3):
+            step(model)
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+            step(model)
+            side.memory = torch.cuda.max_memory_allocated() - before
+        if is_compiled:
+            compiled = torch.compile(model)
+            side.step["compiled"] = lambda: step(compiled)
+            for _ in range(3):
+                step(compiled)
+        return side
+
+    def set(self, variant: str) -> Side:
+        """Return the side of a variant, with the constraint's numbers."""
+        side = self.sides["MaxGain" if variant in SETTINGS else variant]
+        if (constraint := side.constraint) is not None:
+            constraint.gamma, constraint.every = SETTINGS[variant]
+            buffer = constraint._buffer
+            assert buffer is not None
+            buffer.resting.zero_()
+            with contextlib.suppress(AttributeError):  # of an older version
+                buffer.idle = set()
+            for attached in constraint._attached.values():
+                attached.steps = 40  # a step that measures, and is not looked at
+                self.kept.append(attached.plan)
+        return side
+
+    def start(self, variant: str, mode: str) -> Step:
+        """Return the step of a variant after a first one."""
+        side = self.set(variant)
+        step = side.step.get(f"{mode} {variant}", side.step.get(mode))
+        if step is None:  # captured now
+            step = side.step[f"{mode} {variant}"] = self.captured(side.step["compiled"])
+            self.set(variant)
+        step()
+        return step
+
+    def captured(self, step: Step) -> Step:
+        """What replays a step that was captured as one CUDA graph; on a CPU the step itself, to rehearse."""
+        if not self.on_gpu:
+            return step
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(8):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            step()
+        return graph.replay
+
+    def rows(self, mode: str, seconds: float) -> list[dict[str, Any]]:
+        """The variants of one mode, taking turns for some seconds."""
+        variants = [WITHOUT, *SETTINGS, *[name for name in RIVALS if name in self.sides and mode == "eager"]]
+        for variant in variants:
+            for _ in range(2):
+                self.start(variant, mode)
+        turns: list[dict[str, float]] = []
+        until = time.perf_counter() + seconds
+        while len(turns) < 3 or (time.perf_counter() < until and len(turns) < 25):
+            turns.append({variant: self._milliseconds(variant, mode) for variant in variants})
+        return [asdict(row) for row in self._rows(mode, variants, turns)]
+
+    def _rows(self, mode: str, variants: list[str], turns: list[dict[str, float]]) -> Iterator[Row]:
+        for variant in variants:
+            ratios = sorted(turn[variant] / turn[WITHOUT] for turn in turns)
+            side = self.sides["MaxGain" if variant in SETTINGS else variant]
+            memory = side.memory / self.sides[WITHOUT].memory if self.on_gpu else None
+            yield Row(
+                "", mode, variant, round(statistics.median(turn[variant] for turn in turns), 4),
+                *(round(ratio, 4) for ratio in (statistics.median(ratios), ratios[0], ratios[-1])),
+                None if memory is None else round(memory, 4), len(turns),
+            )  # fmt: skip
+
+    def _milliseconds(self, variant: str, mode: str) -> float:
+        step = self.start(variant, mode)
+        self._wait()
+        began = time.perf_counter()
+        for _ in range(STEPS):
+            step()
+        self._wait()
+        return 1000 * (time.perf_counter() - began) / STEPS
+
+    def _wait(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+    def fallbacks(self) -> dict[str, str]:
+        """The layers that no kernel measured, and why."""
+        constraint = self.sides["MaxGain"].constraint
+        assert constraint is not None
+        names = dict(zip(constraint._slots, constraint._names, strict=True))
+        return {names.get(slot, "?"): why for (_, slot), why in kernels.fallbacks.items()}
+
+    def profile(self, mode: str) -> dict[str, Any]:
+        """The GPU's kernels with and without: microseconds and launches per step."""
+        activity = torch.profiler.ProfilerActivity
+        found = {}
+        for variant in (WITHOUT, "MaxGain", "every=8"):
+            step = self.start(variant, mode)
+            self._wait()
+            with torch.profiler.profile(activities=[activity.CUDA if self.on_gpu else activity.CPU]) as profile:
+                for _ in range(8):
+                    step()
+                self._wait()
+            times: dict[str, list[float]] = {}
+            for event in profile.events():
+                if not self.on_gpu or event.device_type == torch.autograd.DeviceType.CUDA:
+                    row = times.setdefault(event.name[:110], [0.0, 0])
+                    row[0] += (event.device_time if self.on_gpu else event.cpu_time) / 8
+                    row[1] += 1 / 8
+            found[variant] = {
+                "us": round(sum(us for us, _ in times.values()), 1),
+                "kernels": {
+                    name: [round(us, 2), round(launches, 2)]
+                    for name, (us, launches) in sorted(times.items(), key=lambda one: -one[1][0])[:150]
+                },
+            }
+        return found
 
 
 @dataclass(frozen=True)
@@ -219,188 +291,237 @@ class Row:
     highest: float
     memory: float | None
     """Ratio of peaks of a GPU's memory, in a step and kept between steps; None on a CPU."""
+    turns: int
 
 
-def measure(networks: dict[str, Network], settings: Settings) -> Iterator[Row]:
-    """Every variant of every network in every mode."""
-    # Memory, waiting and captures are of the current GPU.
-    on_gpu = settings.device.type == "cuda"
-    with torch.cuda.device(settings.device) if on_gpu else contextlib.nullcontext():
-        for name, network in networks.items():
-            for mode in settings.modes:
-                yield from compared(name, network, mode, settings)
+MARK = "@bench "
 
 
-def compared(name: str, network: Network, mode: str, settings: Settings) -> Iterator[Row]:
-    """The variants of one mode, taking turns."""
-    possible = CAPTURABLE if mode == "captured" else (*VARIANTS, *REPARAMETRISED)
-    names = [WITHOUT, *(one for one in possible if not settings.variants or one in settings.variants)]
-    if mode != "eager":  # all variants are the same code to the compiler, which gives up after a few models
-        torch._dynamo.reset()
-        torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 100
-    on_gpu = settings.device.type == "cuda"
-    if on_gpu:
-        make_step(network, WITHOUT, "eager", settings.device)()  # libraries keep memory from their first use on
-    steps: dict[str, Step] = {}
-    peaks: dict[str, float] = {}
-    for variant in names:
-        before = _allocated() if on_gpu else 0
-        steps[variant] = make_step(network, variant, mode, settings.device)
-        peaks[variant] = torch.cuda.max_memory_allocated() - before if on_gpu else 0.0
-    turns = [
-        {variant: _milliseconds(step, settings.steps, settings.device) for variant, step in steps.items()}
-        for _ in range(settings.turns)
-    ]
-    for variant in names:
-        ratios = sorted(turn[variant] / turn[WITHOUT] for turn in turns)
-        yield Row(
-            name,
-            mode,
-            variant,
-            statistics.median(turn[variant] for turn in turns),
-            statistics.median(ratios),
-            ratios[0],
-            ratios[-1],
-            peaks[variant] / peaks[WITHOUT] if on_gpu else None,
+def serve(network: Network, device: torch.device, modes: Sequence[str], rivals: Sequence[str], lock: str) -> None:
+    """Prepare one network, then do what each line of the input asks for, and answer each with a line."""
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 100
+    warnings.simplefilter("ignore")  # what the compiler says would hide the table
+    tune_alone(lock)
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        began = time.perf_counter()
+        bench = Bench(network, device, modes, rivals)
+        answer: Any = round(time.perf_counter() - began, 1)
+        print(MARK + json.dumps(answer), flush=True)
+        for line in sys.stdin:
+            do, *arguments = json.loads(line)
+            try:
+                answer = getattr(bench, do)(*arguments)
+            except Exception:
+                answer = {"error": traceback.format_exc()[-1500:]}
+            print(MARK + json.dumps(answer), flush=True)
+
+
+def tune_alone(lock: str) -> None:
+    """Have the compiler try kernels on the GPU while no other process does."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    trying = CachingAutotuner.benchmark_all_configs
+
+    def alone(*arguments: Any, **options: Any) -> Any:
+        with Path(lock).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            return trying(*arguments, **options)
+
+    CachingAutotuner.benchmark_all_configs = alone
+
+
+class Child:
+    """A process that times one network."""
+
+    def __init__(self, name: str, label: str, arguments: Sequence[str], environment: dict[str, str]) -> None:
+        self.name, self.label = name, label
+        self.answers: queue.Queue[Any] = queue.Queue()
+        self.tail: list[str] = []
+        command = [sys.executable, "-m", "benchmarks", "--serve", name, *arguments]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=os.environ | environment
         )
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(MARK):
+                self.answers.put(json.loads(line[len(MARK) :]))
+            else:
+                self.tail = [*self.tail[-25:], line]
+        self.answers.put({"error": "".join(self.tail)[-3000:]})
+
+    def answer(self, until: float) -> Any:
+        """The next answer, or an error if it does not come in time."""
+        try:
+            return self.answers.get(timeout=max(0.1, until - time.monotonic()))
+        except queue.Empty:
+            return {"error": "out of time"}
+
+    def ask(self, until: float, *what: Any) -> Any:
+        """Send a line and wait for the answer."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(what) + "\n")
+            self.process.stdin.flush()
+        except OSError as error:
+            return {"error": str(error)}
+        return self.answer(until)
+
+    def stop(self) -> None:
+        """End the process."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.kill()
+        self.process.wait()
+        self.reader.join()
+        self.process.stdout.close()
+        with contextlib.suppress(OSError):  # what was not sent
+            self.process.stdin.close()
 
 
-def _allocated() -> int:
-    gc.collect()
-    return torch.cuda.memory_allocated()
+def is_error(answer: Any) -> bool:
+    """Whether a child could not do it."""
+    return isinstance(answer, dict) and "error" in answer
 
 
-def make_step(network: Network, variant: str, mode: str, device: torch.device) -> Step:
-    """A training step of one variant, warmed up; the peak of memory is then that of its last step."""
-    torch.manual_seed(0)
-    on_gpu = device.type == "cuda"
-    model = network.model()
-    if variant in REPARAMETRISED:
-        REPARAMETRISED[variant](model)
-    layout = torch.channels_last if on_gpu else torch.contiguous_format
-    model.to(device=device, memory_format=layout)  # type: ignore[call-overload]
-    rate = torch.tensor(1e-4, device=device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=rate, fused=on_gpu, capturable=on_gpu)
-    if variant in VARIANTS:
-        VARIANTS[variant](model, optimizer)
-    forward: Callable[[Tensor], Tensor] = model if mode == "eager" else torch.compile(model)
-    inputs, targets = (tensor.to(device) for tensor in network.batch())
-    if inputs.dim() == 4:
-        inputs = inputs.contiguous(memory_format=layout)
-
-    def step() -> None:
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=on_gpu):
-            output = forward(inputs)
-        loss = F.cross_entropy(output.float().flatten(0, -2), targets.flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    for _ in range(3):
-        step()
-    if on_gpu:
-        gc.collect()
-        torch.cuda.reset_peak_memory_stats()
-    step()
-    return captured(step) if mode == "captured" else step
-
-
-def captured(step: Step) -> Step:
-    """What replays a step that was taken three times and then captured as one CUDA graph, and returns its result."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = step()
-
-    def replay(keeps_alive: Step = step) -> Any:  # the graph knows addresses, not who owns them
-        graph.replay()
-        return result
-
-    return replay
-
-
-def _milliseconds(step: Step, steps: int, device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(steps):
-        step()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return 1000 * (time.perf_counter() - began) / steps
-
-
-# Output
-
-
-def record(rows: Sequence[Row], settings: Settings) -> dict[str, Any]:
-    """The rows with the machine, the versions and the date."""
-    on_gpu = settings.device.type == "cuda"
-    threads = f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads"
-    return {
-        "maxgain": maxgain.__version__,
-        "machine": torch.cuda.get_device_name(settings.device) if on_gpu else threads,
-        "torch": torch.__version__,
-        "date": datetime.now(UTC).date().isoformat(),
-        "turns": settings.turns,
-        "steps": settings.steps,
-        "rows": [asdict(row) for row in rows],
-    }
-
-
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Bars of MaxGain's ratios, one per mode and network, with the ends over the turns."""
-    from matplotlib.figure import Figure
-
-    ours = [row for row in rows if row.variant == "MaxGain"]
-    names, modes = list(dict.fromkeys(row.network for row in ours)), list(dict.fromkeys(row.mode for row in ours))
-    figure = Figure(figsize=(7.6, 1 + 0.5 * len(names)), layout="constrained")
-    axis = figure.subplots()
-    for index, mode in enumerate(modes):
-        bars = {row.network: row for row in ours if row.mode == mode}
-        places = [names.index(name) + (index - (len(modes) - 1) / 2) * 0.25 for name in bars]
-        ratios = [row.ratio for row in bars.values()]
-        ends = [[row.ratio - row.lowest for row in bars.values()], [row.highest - row.ratio for row in bars.values()]]
-        axis.barh(places, [ratio - 1 for ratio in ratios], 0.22, left=1, xerr=ends, label=mode, error_kw={"lw": 0.8})
-    axis.set_yticks(range(len(names)), names)
-    axis.invert_yaxis()
-    axis.set_xlabel("step with MaxGain / step without")
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
-    figure.savefig(path, metadata={"Date": None})
+# All of them
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Time what is asked for, print it, and write bench.json and bench.svg."""
+    """Time what is asked for, print it, and write bench.json and its figures."""
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--modes", nargs="+", choices=MODES, help="default: all on a GPU, eager on a CPU")
     parser.add_argument("--networks", nargs="+", help="default: all of the device's")
-    parser.add_argument("--variants", nargs="+", choices=[*VARIANTS, *REPARAMETRISED], default=[])
-    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--rivals", nargs="*", choices=[*RIVALS], default=[], help="eager steps of others, too")
+    parser.add_argument("--minutes", type=float, default=30.0, help="stop after these, the most valuable first")
+    parser.add_argument("--seconds", type=float, default=5.0, help="for the turns of one network in one mode")
+    parser.add_argument("--profile", nargs="*", default=[], help="networks whose kernels are listed in profile.json")
+    parser.add_argument("--beside", nargs="*", default=[], metavar="LABEL:NAME=VALUE",
+                        help="time the VGGs again, captured, with something else in the environment")  # fmt: skip
+    parser.add_argument("--tiny", action="store_true", help="rehearse with tiny networks")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/here"))
+    parser.add_argument("--serve", nargs=2, metavar=("NETWORK", "LOCK"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
-    on_gpu, known = device.type == "cuda", {**ON_CPU, **ON_GPU}
-    if strange := set(options.networks or ()) - set(known):
+    on_gpu = device.type == "cuda"
+    known = TINY if options.tiny else {**ON_CPU, **ON_GPU}
+    modes = tuple(mode for mode in MODES if mode in (options.modes or (MODES if on_gpu else MODES[2:])))
+    if options.serve:
+        serve(known[options.serve[0]], device, modes, options.rivals, options.serve[1])
+        return
+    names = options.networks or [*(TINY if options.tiny else ON_GPU if on_gpu else ON_CPU)]
+    if strange := {*names, *options.profile} - set(known):
         parser.error(f"there is no network {min(strange)!r}; there are {', '.join(known)}")
-    modes = tuple(options.modes or (MODES if on_gpu else MODES[:1]))
-    if not on_gpu and "captured" in modes:
+    if not (on_gpu or options.tiny) and "captured" in modes:
         parser.error("captured steps need a GPU")
-    names = options.networks or (ON_GPU if on_gpu else ON_CPU)
-    settings = Settings(device, options.turns, 30 if on_gpu else 2, modes, tuple(options.variants))
     options.out.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the compiler says would hide the table
-        for row in measure({name: known[name] for name in names}, settings):
-            rows.append(row)
-            ends = f"{row.ratio:.3f} ({row.lowest:.3f} to {row.highest:.3f})"
-            print(f"{row.network:28} {row.mode:9} {row.variant:20} {row.milliseconds:9.2f} ms  {ends}", flush=True)
-            (options.out / "bench.json").write_text(json.dumps(record(rows, settings), indent=1) + "\n")
-    draw(rows, options.out / "bench.svg")
+    began = time.monotonic()
+    until = began + 60 * options.minutes
+    with tempfile.TemporaryDirectory() as folder:
+        common = [f"{folder}/lock", "--device", options.device, *(["--tiny"] if options.tiny else [])]
+        common += ["--rivals", *options.rivals]
+        threads = max(1, (os.cpu_count() or 1) // max(1, len(names)))
+        environment = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads)} if on_gpu else {}
+        children = [Child(name, name, [*common, "--modes", *modes], environment) for name in names]
+        for beside in options.beside:
+            label, _, setting = beside.partition(":")
+            extra = dict([setting.split("=", 1)])
+            children += [
+                Child(name, f"{name} ({label})", [*common, "--modes", "captured"], environment | extra)
+                for name in names
+                if name.startswith("VGG")
+            ]
+        try:
+            run(children, modes, options, until, device)
+        finally:
+            for child in children:
+                child.stop()
+    print(f"{time.monotonic() - began:.0f} s")
+
+
+def run(children: list[Child], modes: Sequence[str], options: argparse.Namespace, until: float, device: Any) -> None:
+    """Have all children prepare, then time them one by one, and write what is known after each."""
+    about: dict[str, Any] = {"prepared_s": {}, "errors": {}, "fallbacks": {}}
+    rows: list[dict[str, Any]] = []
+    profiles: dict[str, Any] = {}
+    ready = []
+    for child in children:
+        answer = child.answer(until - 60)
+        if is_error(answer):
+            about["errors"][child.label] = answer["error"]
+            print(f"{child.label}: not prepared\n{answer['error']}", flush=True)
+            child.process.kill()
+        else:
+            about["prepared_s"][child.label] = answer
+            ready.append(child)
+
+    def write() -> None:
+        record = describe(device) | about | {"rows": rows}
+        (options.out / "bench.json").write_text(json.dumps(record, indent=1) + "\n")
+        (options.out / "profile.json").write_text(json.dumps(profiles) + "\n")
+
+    asked = [(mode, child) for mode in modes for child in ready if child.label == child.name or mode == "captured"]
+    profiled = [child for child in ready if child.label in options.profile]
+    asked[len(ready) : len(ready)] = [("profile", child) for child in profiled]
+    for mode, child in asked:
+        if time.monotonic() > until:
+            break
+        if mode == "profile":
+            answer = child.ask(until + 20, "profile", modes[0])
+            profiles[child.label] = answer
+        else:
+            answer = child.ask(until + 20, "rows", mode, options.seconds)
+        if is_error(answer):
+            about["errors"][f"{child.label}, {mode}"] = answer["error"]
+            print(f"{child.label}, {mode}: {answer['error']}", flush=True)
+        elif mode != "profile":
+            rows += [row | {"network": child.label} for row in answer]
+            show(rows[-len(answer) :])
+            if child.label not in about["fallbacks"]:
+                about["fallbacks"][child.label] = child.ask(until + 20, "fallbacks")
+        write()
+    write()
+    for name, layers in about["fallbacks"].items():
+        if layers:
+            print(f"{name}: {len(layers)} layers are not measured by the kernel, such as {next(iter(layers.items()))}")
+    summary(rows)
+    draw(rows, options.out)
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """Print the rows of one network in one mode."""
+    for row in rows:
+        ends = f"{row['ratio']:.3f} ({row['lowest']:.3f} to {row['highest']:.3f})"
+        memory = "" if row["memory"] is None else f"  memory {row['memory']:.3f}"
+        print(f"{row['network']:36} {row['mode']:9} {row['variant']:20} {row['milliseconds']:9.2f} ms  {ends}{memory}",
+              flush=True)  # fmt: skip
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> None:
+    """Print a table with a line for each network."""
+    columns = [(mode, variant) for mode in MODES for variant in SETTINGS]
+    ratios = {(row["network"], row["mode"], row["variant"]): row["ratio"] for row in rows}
+    print(f"\n{'':36}" + "".join(f"{mode:>10}" for mode, _ in columns))
+    print(f"{'':36}" + "".join(f"{variant:>10}" for _, variant in columns))
+    for name in dict.fromkeys(row["network"] for row in rows):
+        found = [ratios.get((name, *column)) for column in columns]
+        print(f"{name:36}" + "".join(f"{'' if ratio is None else format(ratio, '.3f'):>10}" for ratio in found))
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """The machine, the versions and the date."""
+    on_gpu = device.type == "cuda"
+    threads = f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads"
+    return {
+        "maxgain": maxgain.__version__,
+        "machine": torch.cuda.get_device_name(device) if on_gpu else threads,
+        "torch": torch.__version__,
+        "date": datetime.now(UTC).date().isoformat(),
+        "steps_per_turn": STEPS,
+    }

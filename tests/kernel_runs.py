@@ -3,14 +3,14 @@
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
 from maxgain.gain import record
-from maxgain.kernels import Part, measuring, multi_layer
+from maxgain.kernels import measuring
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and measuring.HAS_TRITON
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -22,35 +22,46 @@ interpreted = [
 ]
 
 
-def by_record(
-    maxima: Tensor, dropped: Tensor, resting: Tensor, slot: int, part: Part, instance_dims: int, p: float
-) -> None:
+class Part(NamedTuple):
+    """What ``record`` takes of a layer."""
+
+    x: Tensor
+    z: Tensor | None
+    vector: Tensor | None = None
+    variance: Tensor | None = None
+    eps: float = 0.0
+    channel_dims: int = 1
+
+
+def by_record(maxima: Tensor, counts: Tensor, resting: Tensor, slot: int, part: Part, dims: int, p: float) -> None:
     """Measure as a hook does: by the kernel on a GPU, by torch's own operations elsewhere."""
-    record(maxima, dropped, resting, slot, *part, instance_dims, p)
+    record(maxima, counts, resting, slot, *part, dims, p)
+    assert not part.x.is_cuda or (maxima.data_ptr(), slot) not in measuring.fallbacks, measuring.fallbacks
 
 
 def buffers(count: int, device: Any = "cpu") -> tuple[Tensor, Tensor, Tensor]:
-    """Maxima, dropped and resting, as they are before a step."""
+    """Maxima, counts and resting, as they are before a step."""
     maxima = torch.full((count,), -1.0, device=device)
-    return maxima, torch.zeros(count, dtype=torch.int64, device=device), torch.zeros_like(maxima, dtype=torch.int32)
+    counts = torch.zeros(count, 2, dtype=torch.int64, device=device)
+    return maxima, counts, torch.zeros_like(maxima, dtype=torch.int32)
 
 
 @contextlib.contextmanager
 def as_on_a_gpu() -> Iterator[None]:
     """Plan and launch for tensors of the host as for those of a GPU; the interpreter runs what is launched."""
-    key_of = measuring.key_of
+    plan_for = measuring.plan_for
     with pytest.MonkeyPatch.context() as patch:
-        for module in (measuring, multi_layer):
-            patch.setattr(module, "key_of", lambda *given: (*key_of(*given)[:-1], torch.device("cuda")))
+        patch.setattr(measuring, "plan_for", lambda *key: plan_for(*key[:-1], torch.device("cuda")))
         patch.setattr(measuring, "HAS_TRITON", True)
         patch.setattr(measuring, "compile_error", lambda device: "")
-        patch.setattr(measuring, "direct_launch", lambda compiled, grid: None)
-        patch.setattr(measuring, "_launches", {})
+        patch.setattr(measuring, "direct_launch", lambda compiled: None)
+        patch.setattr(measuring, "_plans", {})
         patch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
         yield
 
 
-def interpret(maxima: Tensor, dropped: Tensor, resting: Tensor, slot: int, part: Part, dims: int, p: float) -> None:
+def interpret(maxima: Tensor, counts: Tensor, resting: Tensor, slot: int, part: Part, dims: int, p: float) -> None:
     """Measure as on a GPU, without one."""
     with as_on_a_gpu():
-        assert measuring.measure(maxima, dropped, resting, slot, part, dims, p), measuring.fallbacks
+        assert measuring.measure(maxima, counts, resting, slot, *part, dims, p), measuring.fallbacks
+        assert not counts[:, 1].any(), "what the kernel counts begins at zero in the next launch"

@@ -381,7 +381,7 @@ def _make_plan(constraint: Constraint, optimizer: Optimizer | None) -> StepPlan:
     parts, at = [part for part, _ in weights.values()], [slot for _, slot in weights.values()]
     is_simple = constraint.divides and len(slots) == count and len({*at}) == len(at)
     can_fuse = is_simple and kernels.can_fuse(parts, bounds)
-    fused = kernels.FusedProjection(parts, at, count) if can_fuse else None
+    fused = kernels.FusedProjection(parts, at, count, bounds.device) if can_fuse else None
     own, places = (torch.tensor(some, dtype=torch.int64, device=bounds.device) for some in (sorted(slots), at))
     return StepPlan(slots, own, parts, places, fused, constraint._version, origins)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -98,13 +99,16 @@ class MaxGain(Constraint):
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Measure and project nothing within this context."""
-        before = self._buffer.resting.clone()
-        self._buffer.resting.fill_(2**30)  # on the device, so that compiled and captured forwards rest too
+        buffer = self._buffer
+        before, idle = buffer.resting.clone(), buffer.idle
+        buffer.resting.fill_(2**30)  # on the device, so that captured forwards rest too
+        buffer.idle = {*self._slots}
         try:
             with super().paused():
                 yield
         finally:
-            self._buffer.resting.copy_(before)
+            buffer.resting.copy_(before)
+            buffer.idle = idle
 
     # What the base asks for.
 
@@ -125,23 +129,24 @@ class MaxGain(Constraint):
 
     def _rest(self, attached: Attached) -> None:
         assert attached.plan is not None
-        resting, own = self._buffer.resting, attached.plan.own
-        if _torch.is_capturing(resting.device):
-            left = resting[own]
-            resting.index_copy_(0, own, torch.where(left == 0, self.every, left) - 1)
+        buffer, slots, own = self._buffer, attached.plan.slots, attached.plan.own
+        if _torch.is_capturing(own.device):  # each replay counts
+            if len(slots) == len(buffer.resting):
+                torch.threshold_(buffer.resting.sub_(1), -1, self.every - 1)
+            else:
+                buffer.resting[own] = torch.threshold(buffer.resting[own] - 1, -1, self.every - 1)
             return
         steps = -attached.steps % self.every  # until one that measures
-        resting.index_fill_(0, own, steps)
-        for hook in self._hooks:
-            if hook.slot in attached.plan.slots:
-                hook.idle = steps > 0
+        if (steps > 0) != slots.issubset(buffer.idle):
+            buffer.resting.index_fill_(0, own, steps)
+            buffer.idle = buffer.idle | slots if steps else buffer.idle - slots
 
     def _move_to(self, device: torch.device) -> None:
         super()._move_to(device)
         self._buffer.move_to(device)
 
     def _dropped(self) -> Tensor:
-        return self._buffer.dropped
+        return self._buffer.counts[:, 0]
 
     def _fallback(self, slot: int) -> str:
         return kernels.fallbacks.get((self._buffer.maxima.data_ptr(), slot), "")
@@ -150,34 +155,41 @@ class MaxGain(Constraint):
 class Buffer:
     """What hooks write, with an entry for each weight; one object, because compiled code checks each that it reads."""
 
-    __slots__ = ("dropped", "maxima", "p", "resting")
+    __slots__ = ("__weakref__", "counts", "idle", "maxima", "p", "resting")
 
     def __init__(self, like: Tensor, p: float) -> None:
         self.p = p
         self.maxima = torch.full_like(like, UNMEASURED)
         """The largest gain since the last step."""
-        self.dropped = torch.zeros_like(like, dtype=torch.int64)
-        """How many gains were not finite, ever."""
+        self.counts = torch.zeros(len(like), 2, dtype=torch.int64, device=like.device)
+        """How many gains were not finite, ever; and what a kernel counts while it runs."""
         self.resting = torch.zeros_like(like, dtype=torch.int32)
         """For how many more steps nothing is measured."""
+        self.idle: set[int] = set()
+        """The slots that rest, as far as the host knows: captured steps count on the device."""
         self.move_to(like.device)
 
     def move_to(self, device: torch.device) -> None:
         """Follow a model to another device."""
-        self.maxima, self.dropped, self.resting = (
-            _torch.at_fixed_address(tensor.to(device)) for tensor in (self.maxima, self.dropped, self.resting)
+        self.maxima, self.counts, self.resting = (
+            _torch.at_fixed_address(tensor.to(device)) for tensor in (self.maxima, self.counts, self.resting)
         )
+        _buffers[self.maxima.data_ptr()] = self
+
+
+_buffers: weakref.WeakValueDictionary[int, Buffer] = weakref.WeakValueDictionary()
+"""By the address of their maxima, for ``record``: compiled code passes tensors."""
 
 
 class _Hook(_torch.ForwardHook):
     """Records the gain of one layer's training forwards."""
 
-    __slots__ = ("buffer", "constraint", "idle", "instance", "is_whole", "layer", "slot", "untried", "weight")
+    __slots__ = ("buffer", "constraint", "instance", "is_whole", "layer", "slot", "untried", "weight")
 
     def __init__(self, layer: Layer, slot: int, constraint: MaxGain) -> None:
         self.layer, self.slot, self.constraint = layer, slot, constraint
         self.buffer, self.instance = constraint._buffer, constraint.instance
-        self.untried, self.idle = layer.own_forward, False
+        self.untried = layer.own_forward
         self.look_up()
         self.register(layer.module)
 
@@ -194,7 +206,7 @@ class _Hook(_torch.ForwardHook):
         x: Any = args[0] if args else kwargs.get("input", next(iter(kwargs.values()), None))
         if torch.compiler.is_compiling():
             return self.measure_compiled(module, x, output)
-        if self.idle and not _torch.is_capturing(self.buffer.maxima.device):
+        if self.slot in self.buffer.idle and not _torch.is_capturing(self.buffer.maxima.device):
             return None  # a captured forward asks the device instead
         is_own = not self.is_whole or module._parameters.get(self.layer.kind.weight) is self.weight
         if not is_own or _torch.is_simulated(x):
@@ -251,50 +263,49 @@ class _Hook(_torch.ForwardHook):
         onward = _torch.alias_output(output) if is_sequence and is_tensor and output.requires_grad else None
         if is_sharded(x) or is_sharded(output):
             x, output = full(x), full(output)
-        torch.ops.maxgain.record(*self.arguments(module, x, output))
+        with torch.no_grad():  # no detach(): the compiler would not see that a cast of x is the layer's own
+            torch.ops.maxgain.record(*self.arguments(module, x, output))
         return onward
 
     def arguments(self, module: Any, x: Tensor, output: Tensor) -> tuple[Any, ...]:
         """What ``record`` takes for a forward of this layer."""
         layer, kind, buffer = self.layer, self.layer.kind, self.buffer
         dims, is_compiling = layer.instance_dims(x, self.instance), torch.compiler.is_compiling()
-        place = (buffer.maxima, buffer.dropped, buffer.resting, self.slot)
+        place = (buffer.maxima, buffer.counts, buffer.resting, self.slot)
         if kind.form == "other":
-            with torch.no_grad():
-                x, z = layer.linear_part(x.detach(), output.detach() if isinstance(output, Tensor) else output)
-            return *place, "affine", x.detach(), z.detach(), None, None, 0.0, dims, dims, buffer.p
+            x, z = layer.linear_part(x.detach(), output.detach() if isinstance(output, Tensor) else output)
+            return *place, x.detach(), z.detach(), None, None, 0.0, dims, dims, buffer.p
         is_norm = kind.form == "batch_norm"
         vector = module.weight if is_norm else getattr(module, "bias", None)
-        if is_compiling:  # otherwise gradients are off
-            x, output = x.detach(), output.detach()
-            vector = None if vector is None else vector.detach()
         if is_norm:
-            return *place, kind.form, x, None, vector, module.running_var, float(module.eps), dims, dims, buffer.p
+            return *place, x, None, vector, module.running_var, float(module.eps), dims, dims, buffer.p
         if layer.part is not None:
             output = output.narrow(-(kind.dims or 1), *layer.part)
             vector = None if vector is None else vector.narrow(0, *layer.part)
         if is_compiling and x.dtype == torch.float32 and output.dtype in (torch.bfloat16, torch.float16):
             x = x.to(output.dtype)  # as autocast gave it to the layer: x itself need not be written to memory
-        return *place, kind.form, x, output, vector, None, 0.0, kind.dims, dims, buffer.p
+        if is_compiling and kind.dims == 1 == dims and x.dim() > 2:
+            x, output = x.flatten(0, -2), output.flatten(0, -2)  # as the product takes them: once in memory
+        return *place, x, output, vector, None, 0.0, kind.dims, dims, buffer.p
 
 
 def record(
-    maxima: Tensor, dropped: Tensor, resting: Tensor, slot: int, form: str, x: Tensor, z: Tensor | None,
-    vector: Tensor | None, variance: Tensor | None, eps: float, channel_dims: int, dims: int, p: float,
+    maxima: Tensor, counts: Tensor, resting: Tensor, slot: int, x: Tensor, z: Tensor | None, vector: Tensor | None,
+    variance: Tensor | None, eps: float, channel_dims: int, dims: int, p: float,
 ) -> None:  # fmt: skip
     """Raise ``maxima[slot]`` to the largest finite gain of a forward; count those that are not finite.
 
-    ``form`` 'affine': ``Wx`` is z less the bias ``vector``. 'batch_norm': x times ``vector / sqrt(variance + ε)``.
+    ``Wx`` is z less the bias ``vector``; of batch norm, which has no z, it is x times ``vector / sqrt(variance + ε)``.
     """
-    if x.is_cuda and kernels.measure(
-        maxima, dropped, resting, slot, kernels.Part(form, x, z, vector, variance, eps, channel_dims), dims, p
-    ):
+    buffer = _buffers.get(maxima.data_ptr())
+    if buffer is not None and slot in buffer.idle and not _torch.is_capturing(maxima.device):
+        return
+    if x.is_cuda and kernels.measure(maxima, counts, resting, slot, x, z, vector, variance, eps, channel_dims, dims, p):
         return
     is_cpu = maxima.device.type == "cpu"  # where reading a value is free
     if is_cpu and resting[slot]:
         return
-    if form == "affine":
-        assert z is not None
+    if z is not None:
         gains = gain(without_bias(z, vector, channel_dims), x, p, dims)
     else:
         assert vector is not None
@@ -310,7 +321,7 @@ def record(
         is_measured = resting[slot] == 0
         largest, lost = torch.where(is_measured, largest, UNMEASURED), torch.where(is_measured, lost, 0)
     maxima[slot].clamp_(min=largest)
-    dropped[slot].add_(lost)
+    counts[slot, 0].add_(lost)
 
 
 kernels.define_operator(record)

@@ -5,27 +5,34 @@ import json
 import pytest
 import torch
 from benchmarks import bench
-from benchmarks.bench import ON_CPU, ON_GPU, Settings, gpt, main, make_step, measure
+from benchmarks.bench import RIVALS, SETTINGS, Bench, main
+from benchmarks.networks import ON_CPU, ON_GPU, Network, gpt
 
-TINY = {"tiny GPT": gpt(1, 16, 11, 2, 4)}
 CPU = torch.device("cpu")
 
 
-def test_every_variant_has_a_row_beside_the_step_without():
-    rows = list(measure(TINY, Settings(CPU, turns=3, steps=1)))
-    assert [row.variant for row in rows] == ["without", *bench.VARIANTS, *bench.REPARAMETRISED]
-    assert rows[0].ratio == 1
-    assert all(0 < row.lowest <= row.ratio <= row.highest for row in rows)
+def test_every_variant_has_a_row_beside_the_step_without(monkeypatch):
+    monkeypatch.setattr(bench, "STEPS", 1)
+    timed = Bench(gpt(1, 16, 11, 2, 4), CPU, ["eager"], list(RIVALS))
+    rows = timed.rows("eager", seconds=0)
+    assert [row["variant"] for row in rows] == ["without", *SETTINGS, *RIVALS]
+    assert rows[0]["ratio"] == 1
+    assert all(0 < row["lowest"] <= row["ratio"] <= row["highest"] for row in rows)
+    assert not timed.fallbacks()
 
 
-def test_what_was_timed_is_written_with_a_figure(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bench, "ON_CPU", TINY)
-    main(["--device", "cpu", "--turns", "1", "--variants", "MaxGain", "--out", str(tmp_path)])
+def test_what_was_timed_is_written_with_figures(tmp_path, capsys):
+    options = "--device cpu --tiny --seconds 0 --modes eager --profile VGG-19"
+    main([*options.split(), "--networks", "VGG-19", "--out", str(tmp_path)])
     record = json.loads((tmp_path / "bench.json").read_text())
-    assert [row["variant"] for row in record["rows"]] == ["without", "MaxGain"]
+    assert not record["errors"]
+    assert [(row["mode"], row["variant"]) for row in record["rows"]] == [
+        ("eager", variant) for variant in ("without", *SETTINGS)
+    ]
     assert record["torch"] == torch.__version__
-    assert (tmp_path / "bench.svg").stat().st_size
-    assert "tiny GPT" in capsys.readouterr().out
+    assert json.loads((tmp_path / "profile.json").read_text())["VGG-19"]["MaxGain"]["kernels"]
+    assert {"bench.svg", "bench-every-8.svg"} <= {path.name for path in tmp_path.iterdir()}
+    assert "VGG-19" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [["--networks", "ResNet"], ["--modes", "captured", "--device", "cpu"]])
@@ -36,16 +43,18 @@ def test_what_cannot_be_timed_is_refused(arguments, capsys):
     assert capsys.readouterr().err
 
 
-def step_of(variant):
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Embedding(256, 8), torch.nn.Linear(8, 256, bias=False))
-    model[1].weight.data *= 10
-    make_step(bench.Network(lambda: model, ON_CPU["GPT, 4 layers"].batch), variant, "eager", CPU)
-    return model[1].weight.detach()
+def test_a_naive_hook_bounds_what_maxgain_bounds(monkeypatch):
+    def model():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Embedding(256, 8), torch.nn.Linear(8, 256, bias=False))
+        model[1].weight.data *= 10
+        models.append(model)
+        return model
 
-
-def test_a_naive_hook_bounds_what_maxgain_bounds():
-    torch.testing.assert_close(step_of("naive hook"), step_of("MaxGain"), rtol=1e-4, atol=1e-6)
+    models = []
+    Bench(Network(model, ON_CPU["GPT, 4 layers"].batch), CPU, ["eager"], ["naive hook"])
+    _, ours, naive = (model[1].weight.detach() for model in models)
+    torch.testing.assert_close(naive, ours, rtol=1e-4, atol=1e-6)
 
 
 def test_every_network_of_the_gpu_can_be_named():

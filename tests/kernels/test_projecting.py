@@ -35,7 +35,7 @@ def test_why_triton_cannot_compile_is_kept(monkeypatch) -> None:
 def on_the_host(monkeypatch) -> None:
     """What is launched is run by the interpreter."""
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
-    monkeypatch.setattr(measuring, "direct_launch", lambda compiled, grid: None)
+    monkeypatch.setattr(measuring, "direct_launch", lambda compiled: None)
 
 
 @needs_interpreter
@@ -95,3 +95,17 @@ def test_a_rank_that_holds_nothing_of_a_weight_keeps_its_size_all_the_same(empty
         )
         sizes.copy_(kept)
     assert weight.tolist() == pytest.approx([1 / 3] * 32)
+
+
+@needs_interpreter
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_step_without_a_bound_keeps_what_was_measured(on_the_host) -> None:
+    sizes, kept, scales = torch.tensor([3.0, -1.0]), torch.full((2,), torch.nan), torch.zeros(2)
+    counts = torch.zeros(3, 2, dtype=torch.int32)
+    bounds = torch.full((2,), torch.inf)
+    FusedProjection([], [], 2, sizes.device)(sizes, bounds, kept, scales, counts)
+    assert kept[0] == 3
+    assert kept[1].isnan()
+    assert scales.tolist() == [1.0, 1.0]
+    assert counts.tolist() == [[1, 0], [0, 0], [0, 0]]
+    assert sizes.tolist() == [-1.0, -1.0]

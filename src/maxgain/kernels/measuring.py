@@ -1,16 +1,16 @@
-"""Measure a layer on a GPU in one or two launches.
+"""Measure a layer on a GPU in one launch.
 
-The cost of an eager step is Python, not the GPU. So kernel, grid and block sizes are chosen once per layer and shape,
-and a compiled kernel is launched without Triton's dispatcher from its second launch on.
+The cost of an eager step is Python, not the GPU. So a launch is planned once for tensors of some shapes, and a compiled
+kernel is launched without Triton's dispatcher from its second launch on.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from importlib.util import find_spec
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -20,185 +20,273 @@ from .._torch import direct_launch
 
 HAS_TRITON = find_spec("triton") is not None
 POWERS = {1.0: 1, 2.0: 2, math.inf: 0}
-"""The norms of the kernels, and their numbers there."""
+"""The norms of the kernel, and their numbers there."""
 DTYPES = {torch.float32, torch.bfloat16, torch.float16}
-FORMS = {"affine": 1, "batch_norm": 2}
-PLAIN = 0
+PLAIN, BIASED, NORMALISED = 0, 1, 2
+ALONG, ACROSS, APART = 0, 1, 2
 DIRECT, REPEATED, SPREAD = 0, 1, 2
-"""Where the channel of an entry is: see ``triton_gains``."""
-SAMPLES, LONG, ROWS = (1, 8192, 1), (1, 2048, 8), (4, 256, 8)
+"""What these say is in ``triton_gains``."""
+SAMPLES, LONG, ROWS, COLUMNS = (1, 8192, 1), (1, 2048, 8), (4, 256, 8), (32, 64, 1)
 """Tiles: instances per program, entries of each at once, and entries that a thread adds up before it keeps anything.
 
 Dense layers have many short instances, convolutions few long ones. ``LONG`` is for instances that are summed in parts
-and for rows beyond ``LONGEST_ROW``."""
+and for rows beyond ``LONGEST_ROW``, ``COLUMNS`` for instances of which neighbours lie side by side."""
 LONGEST_ROW = 4096
 ENTRIES_PER_WARP = 512
 LONGEST_WHOLE, PART = 1 << 16, 1 << 14
 """A longer instance is summed in parts of this size: a few large images are too few programs for a GPU."""
 LARGEST_INSTANCE = 1 << 26
-"""One program holds the sums of all parts of an instance."""
-MAX_PLANS = 512
+"""One program adds up the sums of all parts of an instance."""
+INSTANCE_LEVELS, LEVELS = 4, 3
+"""In how many levels of even distances the kernel finds instances, and the entries of one."""
+UNIT = 16
+"""As many entries a thread may read at once, if all sizes and distances are multiples of it."""
+MAX_PLANS = 4096
 """A model whose shapes never repeat must not fill the memory with plans."""
+EARLY = os.environ.get("MAXGAIN_EARLY", "1") == "1"
 
 fallbacks: dict[tuple[int, int], str] = {}
 """Why no kernel measured a layer, by the address of its maxima and its place there; ``checks`` reports it."""
 
 
-class Part(NamedTuple):
-    """What the linear part of a layer is made of: see ``maxgain.gain.record``."""
-
-    form: str
-    """'affine': ``Wx`` is the output z less the bias ``vector``. 'batch_norm': it follows from the input."""
-    x: Tensor
-    z: Tensor | None
-    vector: Tensor | None
-    variance: Tensor | None
-    eps: float
-    channel_dims: int
-
-
 def measure(
-    maxima: Tensor, dropped: Tensor, resting: Tensor, index: int, part: Part, instance_dims: int, p: float
-) -> bool:
-    """Raise ``maxima[index]`` to the largest gain of the batch by a kernel; return False if there is none for it."""
-    _, x, z, vector, variance, eps, _ = part
-    if z is None:
-        z = x
-    key = key_of(x, z, part, instance_dims, p, maxima)
-    launch = _launches.get(key)
-    if launch is None:
-        launch = remember(_launches, key, _launcher(key))
-    reason = launch if isinstance(launch, str) else launch(x, z, vector, variance, eps, maxima, dropped, resting, index)
+    maxima: Tensor, counts: Tensor, resting: Tensor, slot: int, x: Tensor, z: Tensor | None, vector: Tensor | None,
+    variance: Tensor | None, eps: float, channel_dims: int, dims: int, p: float,
+) -> bool:  # fmt: skip
+    """Raise ``maxima[slot]`` to the largest gain of the batch by a kernel; return False if there is none for it.
+
+    The arguments are those of ``maxgain.gain.record``.
+    """
+    other = x if z is None else z
+    key = (
+        x.shape, x.stride(), x.dtype, other.shape, other.stride(), other.dtype, vector if vector is None else
+        (vector.dtype, vector.stride()), variance if variance is None else (variance.dtype, variance.stride()),
+        z is None, channel_dims, dims, p, maxima.dtype, x.device,
+    )  # fmt: skip
+    plan = _plans.get(key)
+    if plan is None:
+        plan = plan_for(*key)
+        if len(_plans) >= MAX_PLANS:
+            _plans.pop(next(iter(_plans)), None)  # another thread may have done so
+        _plans[key] = plan
+    given = x, other, vector, variance, eps, maxima, counts, resting, slot
+    reason = plan if isinstance(plan, str) else launch(plan, *given)
     if reason:
-        fallbacks[maxima.data_ptr(), index] = reason
+        fallbacks[maxima.data_ptr(), slot] = reason
     elif fallbacks:
-        fallbacks.pop((maxima.data_ptr(), index), None)
+        fallbacks.pop((maxima.data_ptr(), slot), None)
     return not reason
 
 
-Launch = Callable[..., str]
-"""Launches the kernels, or returns why these tensors do not fit them."""
-_launches: dict[Any, Launch | str] = {}
-
-
-def remember(plans: dict[Any, Any], key: Any, plan: Any) -> Any:
-    """Keep a plan in the place of the oldest one if there are too many."""
-    if len(plans) >= MAX_PLANS:
-        plans.pop(next(iter(plans)), None)  # another thread may have done so
-    plans[key] = plan
-    return plan
-
-
-def key_of(x: Tensor, z: Tensor, part: Part, instance_dims: int, p: float, to: Tensor) -> tuple[Any, ...]:
-    """Return all that a plan depends on."""
-    form, _, _, vector, variance, _, channel_dims = part
-    return (
-        x.shape, x.stride(), x.dtype, z.shape, z.stride(), z.dtype, None if vector is None else vector.dtype,
-        None if variance is None else variance.dtype, form, channel_dims, instance_dims, p, to.dtype,
-        (vector is None or vector.is_contiguous()) and (variance is None or variance.is_contiguous()), x.device,
-    )  # fmt: skip
-
-
 class Plan(NamedTuple):
-    """Arguments of ``gains_kernel``, in its order, and the tensors that are copied first."""
+    """How tensors of some shapes are measured."""
 
-    rows: int
-    x_size: int
-    z_size: int
-    x_step: int
-    z_step: int
-    """Entries from one instance to the next."""
-    parts: int
-    """Of each instance, that are summed first; 0 if it is summed at once."""
-    power: int
-    form: int
-    where: int
-    inner: int
-    channels: int
-    """0 where every position is one."""
-    instances: int
-    block: int
-    vec: int
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    numbers: tuple[int, ...]
+    """What the kernel takes after the layer's index."""
     copies: tuple[bool, bool, bool]
-    """Whether x, z and the vectors are made contiguous, in a layout that the kernels cannot read."""
+    """Whether x, z and the vectors are made contiguous, in a layout that the kernel cannot read."""
 
 
-def plan_for(key: tuple[Any, ...]) -> Plan | str:
-    """Plan the launches for tensors like these, or return why the kernels cannot measure them."""
-    (
-        x_shape, x_stride, x_dtype, z_shape, z_stride, z_dtype, vector_dtype, variance_dtype, form, channel_dims,
-        instance_dims, p, maxima_dtype, are_vectors_dense, device,
-    ) = key  # fmt: skip
-    axis = len(z_shape) - channel_dims
-    x_layout, x_step = _layout(x_shape, x_stride, instance_dims)
-    z_layout, z_step = _layout(z_shape, z_stride, instance_dims)
-    if z_layout == "channels_last" and axis != 1 and vector_dtype:
-        z_layout = ""  # its channels are not the last of these
-    x_rows, z_rows = (math.prod(shape[: len(shape) - instance_dims]) for shape in (x_shape, z_shape))
-    x_size, z_size = (math.prod(shape[len(shape) - instance_dims :]) for shape in (x_shape, z_shape))
-    longest = max(x_size, z_size)
-    dtypes = {x_dtype, z_dtype, vector_dtype or torch.float32, variance_dtype or torch.float32, maxima_dtype}
+_plans: dict[Hashable, Plan | str] = {}
+"""Plans, or why there is none."""
+
+
+def plan_for(
+    x_shape: torch.Size, x_stride: Sequence[int], x_dtype: torch.dtype,
+    z_shape: torch.Size, z_stride: Sequence[int], z_dtype: torch.dtype,
+    vector: tuple[torch.dtype, Sequence[int]] | None, variance: tuple[torch.dtype, Sequence[int]] | None,
+    is_norm: bool, channel_dims: int, dims: int, p: float, maxima_dtype: torch.dtype, device: torch.device,
+) -> Plan | str:  # fmt: skip
+    """Plan the launch for tensors like these, or return why the kernel cannot measure them."""
+    x_outer, z_outer = len(x_shape) - dims, len(z_shape) - dims
+    x_size, z_size = math.prod(x_shape[x_outer:]), math.prod(z_shape[z_outer:])
+    rows, longest = math.prod(x_shape[:x_outer]), max(x_size, z_size)
+    dtypes = {x_dtype, z_dtype, *[given[0] for given in (vector, variance) if given is not None]}
     reasons = {
         "Triton is not installed": not HAS_TRITON,
         f"{device.type} is no GPU that Triton is used on": device.type != "cuda",
         f"the kernels know p = 1, 2 and inf, not {p:g}": p not in POWERS,
         "the kernels know float32, bfloat16 and float16 only": not dtypes <= DTYPES or maxima_dtype != torch.float32,
-        "input and output differ in the number of instances": x_rows != z_rows,
-        "there is nothing to measure": not min(x_rows, x_size, z_size),
+        "input and output differ in the number of instances": rows != math.prod(z_shape[:z_outer]),
+        "there is nothing to measure": not min(rows, x_size, z_size),
         f"an instance has more than {LARGEST_INSTANCE} entries": longest > LARGEST_INSTANCE,
     }
     if reason := next((reason for reason, holds in reasons.items() if holds), ""):
         return reason
-    parts = -(-longest // PART) if longest > LONGEST_WHOLE else 0
-    is_long = parts > 0 if instance_dims > 1 else longest > LONGEST_ROW
-    instances, entries, vec = LONG if is_long else SAMPLES if instance_dims > 1 else ROWS
+    if error := compile_error(device):
+        return error
+
+    # Instances, numbered alike in x and z; and the entries of one, in the order in which they lie in memory.
+    copies_x = copies_z = False
+    lows_and_uppers = _instances(x_shape[:x_outer], x_stride, z_shape[:z_outer], z_stride)
+    x_inner, z_inner = _entries(x_shape, x_stride, x_outer), _entries(z_shape, z_stride, z_outer)
+    if lows_and_uppers is None or max(len(x_inner), len(z_inner)) > LEVELS:
+        copies_x, copies_z = True, True
+        x_stride, z_stride = _contiguous(x_shape), _contiguous(z_shape)
+        lows_and_uppers = _instances((rows,), (x_size,), (rows,), (z_size,))
+        x_inner, z_inner = [(x_size, 1)], [(z_size, 1)]
+    assert lows_and_uppers is not None
+    (lows, x_low, z_low), (mids, x_mid, z_mid), (highs, x_high, z_high), (tops, x_top, z_top) = lows_and_uppers
+    x_kind, z_kind = _kind(x_inner, x_low, lows), _kind(z_inner, z_low, lows)
+    axis = len(z_shape) - channel_dims
+    inner = math.prod(
+        size
+        for dim, size in enumerate(z_shape[z_outer:], z_outer)
+        if (z_stride[dim], -dim) < (z_stride[axis], -axis) and dim != axis
+    )
+
+    is_across = ACROSS in (x_kind, z_kind)
+    parts = -(-longest // PART) if longest > LONGEST_WHOLE and not is_across else 0
+    is_long = parts > 0 if dims > 1 else longest > LONGEST_ROW
+    instances, entries, vec = COLUMNS if is_across else LONG if is_long else SAMPLES if dims > 1 else ROWS
     block = min(power_of_two(longest), entries)
     if instances > 1:
-        instances *= entries // block  # as many short rows as fill the tile
-    inner = 1 if z_layout == "channels_last" else math.prod(z_shape[axis + 1 :])
+        instances = min(instances * entries // block, power_of_two(lows))  # as many short rows as fill the tile
     channels = z_shape[axis]
+    form = PLAIN if vector is None else NORMALISED if is_norm else BIASED
     where = REPEATED if inner == 1 and block % channels == 0 else SPREAD
-    if not vector_dtype or channels == z_size:
-        where, inner, channels = DIRECT, 1, 0
+    if form == PLAIN or channels == z_size:
+        where, inner, channels = DIRECT, 1, 1
+
+    numbers = [
+        *(x_size, x_top, x_high, x_mid, x_low * (x_kind != ACROSS), *_levels(x_inner)),
+        *(z_size, z_top, z_high, z_mid, z_low * (z_kind != ACROSS), *_levels(z_inner)),
+    ]
+    if max(numbers) >= 1 << 31 or any(sum((n - 1) * s for n, s in levels) >= 1 << 31 for levels in (x_inner, z_inner)):
+        return "its entries are too far apart"
+    unit = math.gcd(UNIT, lows * is_across, *numbers)
+    numbers = [number // unit for number in numbers]
+    constants = (
+        unit, len(x_inner), x_kind, len(z_inner), z_kind, POWERS[p], form, where, inner, channels,
+        instances, block, min(vec, block), PART, power_of_two(parts) if parts else 0, is_early(device),
+    )  # fmt: skip
+    warps = max(1, block * instances // ENTRIES_PER_WARP)
+    kernel = _kernel(constants, (x_dtype, z_dtype, vector and vector[0], variance and variance[0]), warps)
+    grid = tops * highs * mids * -(-lows // instances), max(parts, 1), 1
+    copies_vectors = any(given is not None and given[1] != (1,) for given in (vector, variance))
     return Plan(
-        x_rows,
-        x_size,
-        z_size,
-        x_step if x_layout else x_size,
-        z_step if z_layout else z_size,
-        parts,
-        POWERS[p],
-        FORMS[form] if vector_dtype else PLAIN,
-        where,
-        inner,
-        channels,
-        instances,
-        block,
-        min(vec, block),
-        (not x_layout, not z_layout and form != "batch_norm", not are_vectors_dense),
+        kernel, grid, (lows, mids, highs, parts, *numbers), (copies_x, copies_z and not is_norm, copies_vectors)
     )
 
 
-class Kernel:
-    """A kernel with its grid and constants, launched directly once it is compiled."""
+Level = tuple[int, int]
+"""How many there are, and the distance from one to the next."""
 
-    def __init__(self, kernel: Any, grid: tuple[int, int, int], constants: tuple[Any, ...], warps: int) -> None:
-        self.kernel, self.grid, self.constants, self.warps = kernel, grid, constants, warps
+
+def _entries(shape: Sequence[int], stride: Sequence[int], outer: int) -> list[Level]:
+    """The levels in which the entries of an instance lie, the last one with the smallest distance."""
+    found = [(step, -dim, shape[dim]) for dim, step in enumerate(stride) if dim >= outer and shape[dim] != 1]
+    levels: list[Level] = []
+    for step, _, size in sorted(found, reverse=True):
+        if levels and levels[-1][1] == step * size:
+            levels[-1] = (levels[-1][0] * size, step)
+        else:
+            levels.append((size, step))
+    return levels or [(1, 1)]
+
+
+def _instances(
+    x_shape: Sequence[int], x_stride: Sequence[int], z_shape: Sequence[int], z_stride: Sequence[int]
+) -> list[tuple[int, int, int]] | None:
+    """Number of instances and their distances in x and z, from the innermost level on; None if these are too many."""
+    if x_shape != z_shape:
+        return None
+    found = sorted(
+        [(x_step, z_step, size) for x_step, z_step, size in zip(x_stride, z_stride, x_shape, strict=False) if size > 1],
+        reverse=True,
+    )
+    levels: list[tuple[int, int, int]] = []
+    for x_step, z_step, size in found:
+        if levels and levels[-1][1:] == (x_step * size, z_step * size):
+            levels[-1] = (levels[-1][0] * size, x_step, z_step)
+        else:
+            levels.append((size, x_step, z_step))
+    if len(levels) > INSTANCE_LEVELS:
+        return None
+    return [*reversed(levels), *[(1, 0, 0)] * (INSTANCE_LEVELS - len(levels))]
+
+
+def _kind(levels: list[Level], low: int, lows: int) -> int:
+    """Which entries lie side by side."""
+    if levels[-1][1] == 1:
+        return ALONG
+    return ACROSS if low == 1 and lows > 1 else APART
+
+
+def _levels(levels: list[Level]) -> tuple[int, ...]:
+    """The lengths of the last two of three levels, and the distances in all; 0 where the kernel does not use them."""
+    missing = [(0, 0)] * (LEVELS - len(levels))
+    (_, s0), (a, s1), (b, s2) = missing + levels
+    return a * (len(levels) == 3), b * (len(levels) > 1), s0, s1, s2 * (s2 != 1)
+
+
+def _contiguous(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+
+
+def launch(
+    plan: Plan, x: Tensor, z: Tensor, vector: Tensor | None, variance: Tensor | None, eps: float,
+    maxima: Tensor, counts: Tensor, resting: Tensor, slot: int,
+) -> str:  # fmt: skip
+    """Launch the kernel, or return why these tensors do not fit it."""
+    if type(x) is not Tensor:
+        return f"its input is a {type(x).__name__}"
+    if maxima.device != x.device:
+        return "the model lies on several devices"
+    device = x.get_device()
+    if device != torch._C._cuda_getDevice():
+        with torch.cuda.device(device):
+            return launch(plan, x, z, vector, variance, eps, maxima, counts, resting, slot)
+    copies_x, copies_z, copies_vectors = plan.copies
+    if copies_x or copies_z:
+        x, z = x.contiguous() if copies_x else x, z.contiguous() if copies_z else z
+    if copies_vectors:
+        vector, variance = (None if one is None else one.contiguous() for one in (vector, variance))
+    parts = plan.numbers[3]
+    sums = maxima.new_empty(2, plan.grid[0], parts) if parts else maxima
+    # What is not there is not read, but there must be a pointer.
+    vector = maxima if vector is None else vector
+    tensors = x, z, vector, vector if variance is None else variance, sums, maxima, counts, resting
+    plan.kernel(device, plan.grid, tensors, eps, slot, *plan.numbers)
+    return ""
+
+
+class Kernel:
+    """A kernel with its constants, launched directly once it is compiled."""
+
+    def __init__(self, kernel: Any, constants: tuple[Any, ...], warps: int, *, early: bool = False) -> None:
+        self.kernel, self.constants = kernel, constants
+        self.options = {"num_warps": warps, **({"launch_pdl": True} if early else {})}
         self.direct: Callable[..., None] | None = None
 
-    def __call__(
-        self, device: int, tensors: tuple[Any, ...], pointers: tuple[Any, ...] | None, *numbers: float
-    ) -> None:
-        """Launch on the current stream of the device; the pointers are the tensors', in tuples where those are.
-
-        None if tensors are not aligned: then Triton's dispatcher finds another compiled kernel.
-        """
-        if self.direct is not None and pointers is not None:
-            self.direct(device, *pointers, *numbers, *self.constants)
+    def __call__(self, device: int, grid: tuple[int, int, int], tensors: Sequence[Tensor], *numbers: float) -> None:
+        """Launch on the current stream of the device."""
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        is_aligned = True
+        for pointer in pointers[:4]:  # the others are our own
+            is_aligned &= not pointer & 15
+        if self.direct is not None and is_aligned:
+            self.direct(device, grid, *pointers, *numbers, *self.constants)
             return
-        compiled = self.kernel[self.grid](*tensors, *numbers, *self.constants, num_warps=self.warps)
-        if pointers is not None:
-            self.direct = direct_launch(compiled, self.grid)
+        compiled = self.kernel[grid](*tensors, *numbers, *self.constants, **self.options)
+        if is_aligned:  # else Triton's dispatcher finds another compiled kernel
+            self.direct = direct_launch(compiled)
+
+
+@cache
+def _kernel(constants: tuple[int, ...], dtypes: tuple[torch.dtype | None, ...], warps: int) -> Kernel:
+    """One for all layers that differ in sizes alone; ``dtypes`` tells their compiled code apart."""
+    from .triton_gains import gains_kernel
+
+    return Kernel(gains_kernel, constants, warps, early=bool(constants[-1]))
+
+
+@cache
+def is_early(device: torch.device) -> bool:
+    """Whether this GPU can launch a kernel while the one in front of it ends: Hopper and later."""
+    return EARLY and torch.version.cuda is not None and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 @cache
@@ -223,80 +311,6 @@ def compile_error(device: torch.device) -> str:
             "headers, and a recent GPU"
         )
     return ""
-
-
-def _launcher(key: tuple[Any, ...]) -> Launch | str:
-    """Return a function that launches the kernels, or why there is none."""
-    plan = plan_for(key)
-    if isinstance(plan, str):
-        return plan
-    if error := compile_error(key[-1]):
-        return error
-    from .triton_gains import gains_kernel, sums_kernel
-
-    warps = max(1, plan.block * plan.instances // ENTRIES_PER_WARP)
-    wide = power_of_two(plan.parts) if plan.parts else 0
-    measuring = Kernel(gains_kernel, (-(-plan.rows // plan.instances), 1, 1), (*plan[:14], wide), warps)
-    constants = *plan[1:11], plan.block, plan.vec, PART
-    summing = Kernel(sums_kernel, (plan.rows, plan.parts, 1), constants, warps) if plan.parts else None
-    copies_x, copies_z, copies_vectors = plan.copies
-
-    def launch(
-        x: Tensor, z: Tensor, vector: Tensor | None, variance: Tensor | None, eps: float,
-        maxima: Tensor, dropped: Tensor, resting: Tensor, index: int,
-    ) -> str:  # fmt: skip
-        if type(x) is not Tensor:
-            return f"its input is a {type(x).__name__}"
-        if maxima.device != x.device:
-            return "the model lies on several devices"
-        device = x.get_device()
-        if device != torch._C._cuda_getDevice():
-            with torch.cuda.device(device):
-                return launch(x, z, vector, variance, eps, maxima, dropped, resting, index)
-        if copies_x or copies_z:
-            x, z = x.contiguous() if copies_x else x, z.contiguous() if copies_z else z
-        if copies_vectors:
-            vector, variance = (None if one is None else one.contiguous() for one in (vector, variance))
-        if vector is None:
-            vector = maxima  # not read, but there must be a pointer
-        if variance is None:
-            variance = vector
-        pointers = x.data_ptr(), z.data_ptr(), vector.data_ptr(), variance.data_ptr()
-        is_odd = bool((pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15)
-        tensors, sums = (x, z, vector, variance), maxima
-        if summing is not None:
-            sums = maxima.new_empty(2, plan.rows, plan.parts)
-            at = None if is_odd else (*pointers, sums.data_ptr(), resting.data_ptr())
-            summing(device, (*tensors, sums, resting), at, eps, index)
-        written = sums, maxima, dropped, resting
-        all_at = None if is_odd else (*pointers, *(one.data_ptr() for one in written))
-        measuring(device, (*tensors, *written), all_at, eps, index)
-        return ""
-
-    return launch
-
-
-def _layout(shape: tuple[int, ...], stride: tuple[int, ...], instance_dims: int) -> tuple[str, int]:
-    """Return 'contiguous' or 'channels_last' and the entries from one instance to the next; '' for any other layout."""
-    outer, dims = len(shape) - instance_dims, len(shape)
-    others = [(size, step) for size, step in zip(shape[:outer], stride[:outer], strict=True) if size != 1]
-    step = others[-1][1] if others else math.prod(shape[outer:])
-    if any(step != size * smaller for (_, step), (size, smaller) in pairwise(others)):
-        return "", 0  # instances are not evenly spaced
-    if _is_dense(shape, stride, range(outer, dims)):
-        return "contiguous", step
-    if outer == 1 and _is_dense(shape, stride, (*range(2, dims), 1)):
-        return "channels_last", step
-    return "", 0
-
-
-def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...], order: Iterable[int]) -> bool:
-    expected = 1
-    for dim in reversed(tuple(order)):
-        if shape[dim] != 1 and stride[dim] != expected:
-            return False
-        expected *= shape[dim]
-    return True
 
 
 def power_of_two(n: int) -> int:

@@ -19,9 +19,11 @@ BLOCK = 2048
 class FusedProjection:
     """What the launches of a step need to know of the weights; made once, and again if a weight moves."""
 
-    def __init__(self, weights: Sequence[Tensor], layers: Sequence[int], count: int) -> None:
+    def __init__(
+        self, weights: Sequence[Tensor], layers: Sequence[int], count: int, device: torch.device | None = None
+    ) -> None:
         """``weights[i]`` belongs to ``layers[i]``, one of ``count``; the other layers are not divided."""
-        device = weights[0].device
+        device = device or weights[0].device
         divided = torch.zeros(count, dtype=torch.int8)
         divided[list(layers)] = 1
         self.divided = divided.to(device)
@@ -31,7 +33,7 @@ class FusedProjection:
         self.chunks = {
             dtype: _chunks([(w, layer) for w, layer in zip(weights, layers, strict=True) if w.dtype == dtype], device)
             for dtype in dict.fromkeys(weight.dtype for weight in weights)
-        }
+        } or {torch.float32: torch.zeros(1, 3, dtype=torch.int64, device=device)}  # the launch still keeps the sizes
         self._launches: list[tuple[Tensor, Kernel]] = []
 
     def __call__(self, sizes: Tensor, bounds: Tensor, kept_sizes: Tensor, scales: Tensor, counts: Tensor) -> None:
@@ -46,9 +48,8 @@ class FusedProjection:
         if not self._launches:
             self._launches = self._make_launches()
         tensors = sizes, bounds, self.divided, kept_sizes, scales, counts, self.counter
-        pointers = [one.data_ptr() for one in tensors]
-        for chunks, launch in self._launches:
-            launch(device, (chunks, *tensors), (chunks.data_ptr(), *pointers), self.count)
+        for chunks, kernel in self._launches:
+            kernel(device, (len(chunks), 1, 1), (chunks, *tensors), self.count)
         return None
 
     def _make_launches(self) -> list[tuple[Tensor, Kernel]]:
@@ -59,7 +60,7 @@ class FusedProjection:
         launches = []
         for dtype, chunks in self.chunks.items():
             constants = _entry(dtype), self.aligned, CHUNK, BLOCK, power_of_two(self.count), dtype == last
-            launches.append((chunks, Kernel(project_kernel, (len(chunks), 1, 1), constants, warps=4)))
+            launches.append((chunks, Kernel(project_kernel, constants, warps=4)))
         return launches
 
 
@@ -75,7 +76,6 @@ def can_fuse(weights: Sequence[Tensor], sizes: Tensor) -> bool:
         HAS_TRITON
         and sizes.is_cuda
         and sizes.dtype == torch.float32
-        and bool(weights)
         and all(type(w) in (Tensor, torch.nn.Parameter) for w in weights)
         and all(w.device == sizes.device and w.dtype in DTYPES and _in_one_piece(w) for w in weights)
         and not is_capturing(sizes.device)  # what the launches need to know cannot be copied to the GPU during capture
