@@ -179,7 +179,7 @@ class Bench:
             with contextlib.suppress(AttributeError):  # of an older version
                 buffer.idle = set()
             for attached in constraint._attached.values():
-                attached.steps = 40  # a step that measures, and is not looked at
+                attached.steps += -attached.steps % 8  # the next one measures
                 self.kept.append(attached.plan)
         return side
 
@@ -248,7 +248,7 @@ class Bench:
         """The layers that no kernel measured, and why."""
         constraint = self.sides["MaxGain"].constraint
         assert constraint is not None
-        names = dict(zip(constraint._slots, constraint._names, strict=True))
+        names = dict(zip(constraint._slots, constraint.gains, strict=True))
         return {names.get(slot, "?"): why for (_, slot), why in kernels.fallbacks.items()}
 
     def profile(self, mode: str) -> dict[str, Any]:
