@@ -3,9 +3,10 @@
     python -m benchmarks                                    # make bench: all of this machine, into benchmarks/here
     python -m benchmarks --networks ResNet-50 Swin-T --modes captured
 
-Each network has a process of its own. They compile at the same time, then are timed one after another: first captured
-steps, then compiled ones, then eager ones, until the minutes are over. Variants of a network take turns, so that a
-machine that slows down slows all of them. Shown are medians over the turns, with the least and the largest.
+Each network has a process of its own. They compile at the same time, and are timed one after another: captured steps as
+soon as a network is ready, then compiled ones, then eager ones, until the minutes are over. Variants of a network take
+turns, so that a machine that slows down slows all of them. Shown are medians over the turns, with the least and the
+largest.
 """
 
 from __future__ import annotations
@@ -114,8 +115,15 @@ class Side:
 class Bench:
     """Times the variants of one network."""
 
-    def __init__(self, network: Network, device: torch.device, modes: Sequence[str], rivals: Sequence[str]) -> None:
-        self.network, self.device, self.modes = network, device, modes
+    def __init__(
+        self,
+        network: Network,
+        device: torch.device,
+        modes: Sequence[str],
+        rivals: Sequence[str],
+        lock: str = os.devnull,
+    ) -> None:
+        self.network, self.device, self.lock = network, device, lock
         self.on_gpu = device.type == "cuda"
         self.pool = torch.cuda.graph_pool_handle() if self.on_gpu else None
         self.sides: dict[str, Side] = {}
@@ -155,17 +163,20 @@ class Bench:
             optimizer.zero_grad(set_to_none=True)
 
         side.step["eager"] = lambda: step(model)
-        for _ in range(3):
-            step(model)
-        if self.on_gpu:
-            torch.cuda.reset_peak_memory_stats()
-            step(model)
-            side.memory = torch.cuda.max_memory_allocated() - before
+        with alone(self.lock):
+            for _ in range(3):
+                step(model)
+            if self.on_gpu:
+                torch.cuda.reset_peak_memory_stats()
+                step(model)
+                side.memory = torch.cuda.max_memory_allocated() - before
         if is_compiled:
             compiled = torch.compile(model)
             side.step["compiled"] = lambda: step(compiled)
-            for _ in range(3):
-                step(compiled)
+            step(compiled)
+            with alone(self.lock):
+                for _ in range(2):
+                    step(compiled)
         return side
 
     def set(self, variant: str) -> Side:
@@ -210,6 +221,10 @@ class Bench:
 
     def rows(self, mode: str, seconds: float) -> list[dict[str, Any]]:
         """The variants of one mode, taking turns for some seconds."""
+        with alone(self.lock):
+            return self._rows_of(mode, seconds)
+
+    def _rows_of(self, mode: str, seconds: float) -> list[dict[str, Any]]:
         variants = [WITHOUT, *SETTINGS, *[name for name in RIVALS if name in self.sides and mode == "eager"]]
         for variant in variants:
             for _ in range(2):
@@ -304,7 +319,7 @@ def serve(network: Network, device: torch.device, modes: Sequence[str], rivals: 
     tune_alone(lock)
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
         began = time.perf_counter()
-        bench = Bench(network, device, modes, rivals)
+        bench = Bench(network, device, modes, rivals, lock)
         answer: Any = round(time.perf_counter() - began, 1)
         print(MARK + json.dumps(answer), flush=True)
         for line in sys.stdin:
@@ -316,18 +331,34 @@ def serve(network: Network, device: torch.device, modes: Sequence[str], rivals: 
             print(MARK + json.dumps(answer), flush=True)
 
 
+_held = threading.RLock()
+_depth: list[Any] = []
+
+
+@contextlib.contextmanager
+def alone(lock: str) -> Iterator[None]:
+    """Use the GPU while no other process does."""
+    with _held, Path(lock).open("w") as file:
+        if not _depth:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        _depth.append(file)
+        try:
+            yield
+        finally:
+            _depth.pop()
+
+
 def tune_alone(lock: str) -> None:
     """Have the compiler try kernels on the GPU while no other process does."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     trying = CachingAutotuner.benchmark_all_configs
 
-    def alone(*arguments: Any, **options: Any) -> Any:
-        with Path(lock).open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+    def benchmark_all_configs(*arguments: Any, **options: Any) -> Any:
+        with alone(lock):
             return trying(*arguments, **options)
 
-    CachingAutotuner.benchmark_all_configs = alone
+    CachingAutotuner.benchmark_all_configs = benchmark_all_configs
 
 
 class Child:
@@ -401,6 +432,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rivals", nargs="*", choices=[*RIVALS], default=[], help="eager steps of others, too")
     parser.add_argument("--minutes", type=float, default=30.0, help="stop after these, the most valuable first")
     parser.add_argument("--seconds", type=float, default=5.0, help="for the turns of one network in one mode")
+    parser.add_argument("--uncaptured", nargs="*", help="time compiled and eager steps of these only, in this order")
     parser.add_argument("--profile", nargs="*", default=[], help="networks whose kernels are listed in profile.json")
     parser.add_argument("--beside", nargs="*", default=[], metavar="LABEL:NAME=VALUE",
                         help="time the VGGs again, captured, with something else in the environment")  # fmt: skip
@@ -450,42 +482,55 @@ def run(children: list[Child], modes: Sequence[str], options: argparse.Namespace
     about: dict[str, Any] = {"prepared_s": {}, "errors": {}, "fallbacks": {}}
     rows: list[dict[str, Any]] = []
     profiles: dict[str, Any] = {}
-    ready = []
-    for child in children:
-        answer = child.answer(until - 60)
-        if is_error(answer):
-            about["errors"][child.label] = answer["error"]
-            print(f"{child.label}: not prepared\n{answer['error']}", flush=True)
-            child.process.kill()
-        else:
-            about["prepared_s"][child.label] = answer
-            ready.append(child)
+    ready: list[Child] = []
 
     def write() -> None:
         record = describe(device) | about | {"rows": rows}
         (options.out / "bench.json").write_text(json.dumps(record, indent=1) + "\n")
         (options.out / "profile.json").write_text(json.dumps(profiles) + "\n")
 
-    asked = [(mode, child) for mode in modes for child in ready if child.label == child.name or mode == "captured"]
-    profiled = [child for child in ready if child.label in options.profile]
-    asked[len(ready) : len(ready)] = [("profile", child) for child in profiled]
-    for mode, child in asked:
-        if time.monotonic() > until:
-            break
-        if mode == "profile":
-            answer = child.ask(until + 20, "profile", modes[0])
-            profiles[child.label] = answer
-        else:
-            answer = child.ask(until + 20, "rows", mode, options.seconds)
+    def time_one(mode: str, child: Child) -> None:
+        what = ("profile", modes[0]) if mode == "profile" else ("rows", mode, options.seconds)
+        answer = child.ask(until + 20, *what)
         if is_error(answer):
             about["errors"][f"{child.label}, {mode}"] = answer["error"]
             print(f"{child.label}, {mode}: {answer['error']}", flush=True)
-        elif mode != "profile":
-            rows += [row | {"network": child.label} for row in answer]
+        elif mode == "profile":
+            profiles[child.label] = answer
+        else:
+            rows.extend(row | {"network": child.label} for row in answer)
             show(rows[-len(answer) :])
             if child.label not in about["fallbacks"]:
                 about["fallbacks"][child.label] = child.ask(until + 20, "fallbacks")
         write()
+
+    waiting = [*children]
+    while waiting and time.monotonic() < until - 15:
+        child = next((child for child in waiting if not child.answers.empty()), None)
+        if child is None:
+            time.sleep(0.1)
+            continue
+        waiting.remove(child)
+        answer = child.answer(until)
+        if is_error(answer):
+            about["errors"][child.label] = answer["error"]
+            print(f"{child.label}: not prepared\n{answer['error']}", flush=True)
+            continue
+        about["prepared_s"][child.label] = answer
+        ready.append(child)
+        if modes[0] == "captured":
+            time_one("captured", child)
+    for child in waiting:
+        about["errors"][child.label] = "not prepared in time"
+        print(f"{child.label}: not prepared in time", flush=True)
+    later = [child for child in ready if child.label == child.name]
+    if options.uncaptured is not None:
+        later = [child for name in options.uncaptured for child in later if child.name == name]
+    asked = [("profile", child) for child in ready if child.label in options.profile]
+    asked += [(mode, child) for mode in modes if mode != "captured" for child in later]
+    for mode, child in asked:
+        if time.monotonic() < until:
+            time_one(mode, child)
     write()
     for name, layers in about["fallbacks"].items():
         if layers:

@@ -1,16 +1,12 @@
 #!/bin/bash
-# All that a GPU is asked for, in one run: whether early launches work, the bench with profiles, then the tests.
-# bash benchmarks/gpu.sh OUT [minutes of the bench]
+# All that a GPU is asked for, in one run: the kernels' tests while networks are compiled, then the bench.
+# bash benchmarks/gpu.sh OUT [minutes of the bench] [folders with packages that are not installed]
 set -o pipefail
 out=${1:?where to write}
-export PYTHONPATH=src:${BENCH_PACKAGES:-packages} PYTHONUNBUFFERED=1 TORCHINDUCTOR_CACHE_DIR=/tmp/inductor
-tests="python -m pytest -q -p no:cacheprovider tests/promises/test_cuda.py"
-if ! timeout 90 $tests -k "captured or replayed_as or permuted" 2>&1 | tee $out/smoke.log; then
-    echo "early launches do not work"
-    export MAXGAIN_EARLY=0
-fi
-beside=("late launches:MAXGAIN_EARLY=0")
-[ -d .before ] && beside+=("shared launches:PYTHONPATH=.before/src:${BENCH_PACKAGES:-packages}")
-python -m benchmarks --minutes ${2:-5.5} --seconds 4 --out $out --beside "${beside[@]}" \
-    --profile ConvNeXt-T Swin-T "GPT-2, 124M" ViT-B ResNet-50 VGG-19 2>&1 | tee $out/bench.log
-timeout 120 $tests tests/kernels $(python -c "import xdist" 2>/dev/null && echo -n 8) 2>&1 | tail -40 | tee $out/tests.log
+export PYTHONPATH=src:$3 PYTHONUNBUFFERED=1 TORCHINDUCTOR_CACHE_DIR=/tmp/inductor
+timeout 150 python -m pytest -q -p no:cacheprovider -x tests/promises/test_cuda.py tests/kernels > $out/tests.log 2>&1 &
+tests=$!
+timeout 330 python -m benchmarks --minutes ${2:-3.2} --seconds 3 --out $out --profile VGG-19 ResNet-50 ViT-B \
+    --uncaptured "VGG-19 with batch norm" "GPT-2, 124M" ResNet-50 ConvNeXt-T 2>&1 | tee $out/bench.log
+kill $tests 2>/dev/null
+tail -5 $out/tests.log

@@ -370,7 +370,7 @@ class TestCompiled:
 class Emulated:
     """What the fused projection does on a GPU, on the CPU: it uses the sizes up."""
 
-    def __init__(self, weights, places, count):
+    def __init__(self, weights, places, count, device):
         self.weights, self.places = weights, torch.tensor(places)
 
     def __call__(self, sizes, bounds, gains, scales, counts):

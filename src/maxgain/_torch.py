@@ -9,10 +9,11 @@ import contextlib
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Graph, Node
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -225,6 +226,51 @@ def alias_output(output: Tensor) -> Tensor:
     would cost gradients of residual networks a copy. Guarded by tests/promises/test_compile.py.
     """
     return output.unsqueeze(0).squeeze(0)
+
+
+def register_post_grad_pass(merge: Callable[[Graph], None], *files: str) -> None:
+    """Have Inductor call a function with each graph that nothing is changed in place in, before it makes code of it.
+
+    There is one place for such a function, in its configuration; one that is somebody else's is left there. What the
+    files contain, and this one, is part of what compiled code is stored under. Seen on torch 2.11 to 2.13. Guarded by
+    tests/kernels/test_merging.py.
+    """
+    from torch._inductor import config, custom_graph_pass
+
+    if config.post_grad_custom_post_pass is not None:
+        return
+
+    class Merging(custom_graph_pass.CustomGraphPass):
+        def __call__(self, graph: Graph) -> None:
+            merge(graph)
+
+        def uuid(self) -> Any:
+            return custom_graph_pass.get_hash_for_files((*files, __file__))
+
+    config.post_grad_custom_post_pass = Merging()
+
+
+class Memory(NamedTuple):
+    """What a tensor lies in, alone or with its views."""
+
+    storage: int
+    bytes: int
+
+
+def memory_of(node: Node) -> Memory:
+    """Where the result of a graph's node will lie; nothing at all if it is not a tensor.
+
+    Tensors that stand for others while code is compiled share storage where those will. If code is compiled for all
+    sizes, this is of the sizes at hand, for which it is not compiled alone. One that is known only when the code runs,
+    as of the entries that are not zero, counts as none. Seen on torch 2.11 to 2.13. Guarded by
+    tests/kernels/test_merging.py.
+    """
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return Memory(0, 0)
+    storage = value.untyped_storage()
+    size: Any = storage.nbytes()
+    return Memory(storage._cdata, size if isinstance(size, int) else int(size.node.hint or 0))
 
 
 def at_fixed_address(tensor: Tensor) -> Tensor:

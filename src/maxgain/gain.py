@@ -146,7 +146,7 @@ class MaxGain(Constraint):
         self._buffer.move_to(device)
 
     def _dropped(self) -> Tensor:
-        return self._buffer.counts[:, 0]
+        return self._buffer.dropped
 
     def _fallback(self, slot: int) -> str:
         return kernels.fallbacks.get((self._buffer.maxima.data_ptr(), slot), "")
@@ -155,14 +155,14 @@ class MaxGain(Constraint):
 class Buffer:
     """What hooks write, with an entry for each weight; one object, because compiled code checks each that it reads."""
 
-    __slots__ = ("__weakref__", "counts", "idle", "maxima", "p", "resting")
+    __slots__ = ("__weakref__", "dropped", "idle", "maxima", "p", "resting")
 
     def __init__(self, like: Tensor, p: float) -> None:
         self.p = p
         self.maxima = torch.full_like(like, UNMEASURED)
         """The largest gain since the last step."""
-        self.counts = torch.zeros(len(like), 2, dtype=torch.int64, device=like.device)
-        """How many gains were not finite, ever; and what a kernel counts while it runs."""
+        self.dropped = torch.zeros_like(like, dtype=torch.int64)
+        """How many gains were not finite, ever."""
         self.resting = torch.zeros_like(like, dtype=torch.int32)
         """For how many more steps nothing is measured."""
         self.idle: set[int] = set()
@@ -171,8 +171,8 @@ class Buffer:
 
     def move_to(self, device: torch.device) -> None:
         """Follow a model to another device."""
-        self.maxima, self.counts, self.resting = (
-            _torch.at_fixed_address(tensor.to(device)) for tensor in (self.maxima, self.counts, self.resting)
+        self.maxima, self.dropped, self.resting = (
+            _torch.at_fixed_address(tensor.to(device)) for tensor in (self.maxima, self.dropped, self.resting)
         )
         _buffers[self.maxima.data_ptr()] = self
 
@@ -271,7 +271,7 @@ class _Hook(_torch.ForwardHook):
         """What ``record`` takes for a forward of this layer."""
         layer, kind, buffer = self.layer, self.layer.kind, self.buffer
         dims, is_compiling = layer.instance_dims(x, self.instance), torch.compiler.is_compiling()
-        place = (buffer.maxima, buffer.counts, buffer.resting, self.slot)
+        place = (buffer.maxima, buffer.dropped, buffer.resting, self.slot)
         if kind.form == "other":
             x, z = layer.linear_part(x.detach(), output.detach() if isinstance(output, Tensor) else output)
             return *place, x.detach(), z.detach(), None, None, 0.0, dims, dims, buffer.p
@@ -290,7 +290,7 @@ class _Hook(_torch.ForwardHook):
 
 
 def record(
-    maxima: Tensor, counts: Tensor, resting: Tensor, slot: int, x: Tensor, z: Tensor | None, vector: Tensor | None,
+    maxima: Tensor, dropped: Tensor, resting: Tensor, slot: int, x: Tensor, z: Tensor | None, vector: Tensor | None,
     variance: Tensor | None, eps: float, channel_dims: int, dims: int, p: float,
 ) -> None:  # fmt: skip
     """Raise ``maxima[slot]`` to the largest finite gain of a forward; count those that are not finite.
@@ -300,7 +300,9 @@ def record(
     buffer = _buffers.get(maxima.data_ptr())
     if buffer is not None and slot in buffer.idle and not _torch.is_capturing(maxima.device):
         return
-    if x.is_cuda and kernels.measure(maxima, counts, resting, slot, x, z, vector, variance, eps, channel_dims, dims, p):
+    if x.is_cuda and kernels.measure(
+        maxima, dropped, resting, slot, x, z, vector, variance, eps, channel_dims, dims, p
+    ):
         return
     is_cpu = maxima.device.type == "cpu"  # where reading a value is free
     if is_cpu and resting[slot]:
@@ -321,7 +323,7 @@ def record(
         is_measured = resting[slot] == 0
         largest, lost = torch.where(is_measured, largest, UNMEASURED), torch.where(is_measured, lost, 0)
     maxima[slot].clamp_(min=largest)
-    counts[slot, 0].add_(lost)
+    dropped[slot].add_(lost)
 
 
 kernels.define_operator(record)

@@ -1,6 +1,7 @@
 """The bench times a step with and without, and keeps what it found."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ CPU = torch.device("cpu")
 
 def test_every_variant_has_a_row_beside_the_step_without(monkeypatch):
     monkeypatch.setattr(bench, "STEPS", 1)
-    timed = Bench(gpt(1, 16, 11, 2, 4), CPU, ["eager"], list(RIVALS))
+    timed = Bench(gpt(1, 16, 11, 2, 4), CPU, ["eager"], list(RIVALS), os.devnull)
     rows = timed.rows("eager", seconds=0)
     assert [row["variant"] for row in rows] == ["without", *SETTINGS, *RIVALS]
     assert rows[0]["ratio"] == 1
@@ -52,7 +53,7 @@ def test_a_naive_hook_bounds_what_maxgain_bounds(monkeypatch):
         return model
 
     models = []
-    Bench(Network(model, ON_CPU["GPT, 4 layers"].batch), CPU, ["eager"], ["naive hook"])
+    Bench(Network(model, ON_CPU["GPT, 4 layers"].batch), CPU, ["eager"], ["naive hook"], os.devnull)
     _, ours, naive = (model[1].weight.detach() for model in models)
     torch.testing.assert_close(naive, ours, rtol=1e-4, atol=1e-6)
 

@@ -1,4 +1,4 @@
-"""Measure a layer on a GPU in one launch.
+"""Measure a layer on a GPU in one launch, however its input and output lie in memory.
 
 The cost of an eager step is Python, not the GPU. So a launch is planned once for tensors of some shapes, and a compiled
 kernel is launched without Triton's dispatcher from its second launch on.
@@ -7,7 +7,6 @@ kernel is launched without Triton's dispatcher from its second launch on.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -43,14 +42,15 @@ UNIT = 16
 """As many entries a thread may read at once, if all sizes and distances are multiples of it."""
 MAX_PLANS = 4096
 """A model whose shapes never repeat must not fill the memory with plans."""
-EARLY = os.environ.get("MAXGAIN_EARLY", "1") == "1"
+ENOUGH_PROGRAMS, MOST_STEPS = 8192, 8
+"""Some five times what an H200 runs at a time. A program does several tiles if there are more, up to so many."""
 
 fallbacks: dict[tuple[int, int], str] = {}
 """Why no kernel measured a layer, by the address of its maxima and its place there; ``checks`` reports it."""
 
 
 def measure(
-    maxima: Tensor, counts: Tensor, resting: Tensor, slot: int, x: Tensor, z: Tensor | None, vector: Tensor | None,
+    maxima: Tensor, dropped: Tensor, resting: Tensor, slot: int, x: Tensor, z: Tensor | None, vector: Tensor | None,
     variance: Tensor | None, eps: float, channel_dims: int, dims: int, p: float,
 ) -> bool:  # fmt: skip
     """Raise ``maxima[slot]`` to the largest gain of the batch by a kernel; return False if there is none for it.
@@ -58,18 +58,11 @@ def measure(
     The arguments are those of ``maxgain.gain.record``.
     """
     other = x if z is None else z
-    key = (
-        x.shape, x.stride(), x.dtype, other.shape, other.stride(), other.dtype, vector if vector is None else
-        (vector.dtype, vector.stride()), variance if variance is None else (variance.dtype, variance.stride()),
-        z is None, channel_dims, dims, p, maxima.dtype, x.device,
-    )  # fmt: skip
+    key = key_of(x, z, vector, variance, channel_dims, dims, p, maxima)
     plan = _plans.get(key)
     if plan is None:
-        plan = plan_for(*key)
-        if len(_plans) >= MAX_PLANS:
-            _plans.pop(next(iter(_plans)), None)  # another thread may have done so
-        _plans[key] = plan
-    given = x, other, vector, variance, eps, maxima, counts, resting, slot
+        plan = remember(_plans, key, plan_for(*key))
+    given = x, other, vector, variance, eps, maxima, dropped, resting, slot
     reason = plan if isinstance(plan, str) else launch(plan, *given)
     if reason:
         fallbacks[maxima.data_ptr(), slot] = reason
@@ -78,19 +71,54 @@ def measure(
     return not reason
 
 
+def key_of(
+    x: Tensor, z: Tensor | None, vector: Tensor | None, variance: Tensor | None, channel_dims: int, dims: int, p: float,
+    maxima: Tensor,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return all that a plan depends on: what ``plan_for`` takes."""
+    other = x if z is None else z
+    return (
+        x.shape, x.stride(), x.dtype, other.shape, other.stride(), other.dtype,
+        None if vector is None else (vector.dtype, vector.stride()),
+        None if variance is None else (variance.dtype, variance.stride()),
+        z is None, channel_dims, dims, p, maxima.dtype, x.device,
+    )  # fmt: skip
+
+
 class Plan(NamedTuple):
     """How tensors of some shapes are measured."""
 
-    kernel: Kernel
+    rows: int
+    x_size: int
+    z_size: int
+    power: int
+    form: int
+    inner: int
+    """How many entries of an instance of z in a row have the same channel."""
+    channels: int
+    is_dense: bool
+    """Whether instances, and the entries of each, follow one another without gaps."""
     grid: tuple[int, int, int]
+    parts: int
     numbers: tuple[int, ...]
     """What the kernel takes after the layer's index."""
+    constants: tuple[int, ...]
+    warps: int
+    dtypes: tuple[Any, ...]
     copies: tuple[bool, bool, bool]
     """Whether x, z and the vectors are made contiguous, in a layout that the kernel cannot read."""
 
 
 _plans: dict[Hashable, Plan | str] = {}
 """Plans, or why there is none."""
+
+
+def remember(plans: dict[Any, Any], key: Any, plan: Any) -> Any:
+    """Keep a plan in the place of the oldest one if there are too many."""
+    if len(plans) >= MAX_PLANS:
+        plans.pop(next(iter(plans)), None)  # another thread may have done so
+    plans[key] = plan
+    return plan
 
 
 def plan_for(
@@ -148,7 +176,7 @@ def plan_for(
     form = PLAIN if vector is None else NORMALISED if is_norm else BIASED
     where = REPEATED if inner == 1 and block % channels == 0 else SPREAD
     if form == PLAIN or channels == z_size:
-        where, inner, channels = DIRECT, 1, 1
+        where = DIRECT
 
     numbers = [
         *(x_size, x_top, x_high, x_mid, x_low * (x_kind != ACROSS), *_levels(x_inner)),
@@ -157,18 +185,31 @@ def plan_for(
     if max(numbers) >= 1 << 31 or any(sum((n - 1) * s for n, s in levels) >= 1 << 31 for levels in (x_inner, z_inner)):
         return "its entries are too far apart"
     unit = math.gcd(UNIT, lows * is_across, *numbers)
-    numbers = [number // unit for number in numbers]
-    constants = (
-        unit, len(x_inner), x_kind, len(z_inner), z_kind, POWERS[p], form, where, inner, channels,
-        instances, block, min(vec, block), PART, power_of_two(parts) if parts else 0, is_early(device),
-    )  # fmt: skip
-    warps = max(1, block * instances // ENTRIES_PER_WARP)
-    kernel = _kernel(constants, (x_dtype, z_dtype, vector and vector[0], variance and variance[0]), warps)
-    grid = tops * highs * mids * -(-lows // instances), max(parts, 1), 1
+    tiles = tops * highs * mids * -(-lows // instances)
+    steps = 1 if parts else min(MOST_STEPS, max(1, tiles // ENOUGH_PROGRAMS))
     copies_vectors = any(given is not None and given[1] != (1,) for given in (vector, variance))
     return Plan(
-        kernel, grid, (lows, mids, highs, parts, *numbers), (copies_x, copies_z and not is_norm, copies_vectors)
-    )
+        rows=rows,
+        x_size=x_size,
+        z_size=z_size,
+        power=POWERS[p],
+        form=form,
+        inner=inner,
+        channels=channels,
+        is_dense=x_inner == [(x_size, 1)] and z_inner == [(z_size, 1)] and rows == lows
+        and (rows == 1 or (x_low, z_low) == (x_size, z_size)) and not (copies_x or copies_vectors),
+        grid=(-(-tiles // steps), max(parts, 1), 1),
+        parts=parts,
+        numbers=(lows, mids, highs, tiles, steps, parts, *(number // unit for number in numbers)),
+        constants=(
+            unit, len(x_inner), x_kind, len(z_inner), z_kind, POWERS[p], form, where,
+            *((inner, channels) if where != DIRECT else (1, 1)),
+            instances, block, min(vec, block), PART, power_of_two(parts) if parts else 0,
+        ),
+        warps=max(1, block * instances // ENTRIES_PER_WARP),
+        dtypes=(x_dtype, z_dtype, vector and vector[0], variance and variance[0]),
+        copies=(copies_x, copies_z and not is_norm, copies_vectors),
+    )  # fmt: skip
 
 
 Level = tuple[int, int]
@@ -228,7 +269,7 @@ def _contiguous(shape: Sequence[int]) -> list[int]:
 
 def launch(
     plan: Plan, x: Tensor, z: Tensor, vector: Tensor | None, variance: Tensor | None, eps: float,
-    maxima: Tensor, counts: Tensor, resting: Tensor, slot: int,
+    maxima: Tensor, dropped: Tensor, resting: Tensor, slot: int,
 ) -> str:  # fmt: skip
     """Launch the kernel, or return why these tensors do not fit it."""
     if type(x) is not Tensor:
@@ -238,40 +279,44 @@ def launch(
     device = x.get_device()
     if device != torch._C._cuda_getDevice():
         with torch.cuda.device(device):
-            return launch(plan, x, z, vector, variance, eps, maxima, counts, resting, slot)
+            return launch(plan, x, z, vector, variance, eps, maxima, dropped, resting, slot)
     copies_x, copies_z, copies_vectors = plan.copies
     if copies_x or copies_z:
         x, z = x.contiguous() if copies_x else x, z.contiguous() if copies_z else z
     if copies_vectors:
         vector, variance = (None if one is None else one.contiguous() for one in (vector, variance))
-    parts = plan.numbers[3]
-    sums = maxima.new_empty(2, plan.grid[0], parts) if parts else maxima
     # What is not there is not read, but there must be a pointer.
     vector = maxima if vector is None else vector
-    tensors = x, z, vector, vector if variance is None else variance, sums, maxima, counts, resting
-    plan.kernel(device, plan.grid, tensors, eps, slot, *plan.numbers)
+    variance = vector if variance is None else variance
+    workspace = maxima.new_zeros(plan.grid[0] * (2 * plan.parts + 1)) if plan.parts else maxima
+    tensors = x, z, vector, variance, workspace, maxima, dropped, resting
+    pointers = [tensor.data_ptr() for tensor in tensors]
+    is_odd = bool((pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15)
+    kernel = _kernel(plan.constants, plan.dtypes, plan.warps)
+    kernel(device, plan.grid, tensors, None if is_odd else pointers, eps, slot, *plan.numbers)
     return ""
 
 
 class Kernel:
     """A kernel with its constants, launched directly once it is compiled."""
 
-    def __init__(self, kernel: Any, constants: tuple[Any, ...], warps: int, *, early: bool = False) -> None:
-        self.kernel, self.constants = kernel, constants
-        self.options = {"num_warps": warps, **({"launch_pdl": True} if early else {})}
+    def __init__(self, kernel: Any, constants: tuple[Any, ...], warps: int) -> None:
+        self.kernel, self.constants, self.warps = kernel, constants, warps
         self.direct: Callable[..., None] | None = None
 
-    def __call__(self, device: int, grid: tuple[int, int, int], tensors: Sequence[Tensor], *numbers: float) -> None:
-        """Launch on the current stream of the device."""
-        pointers = [tensor.data_ptr() for tensor in tensors]
-        is_aligned = True
-        for pointer in pointers[:4]:  # the others are our own
-            is_aligned &= not pointer & 15
-        if self.direct is not None and is_aligned:
+    def __call__(
+        self, device: int, grid: tuple[int, int, int], tensors: Sequence[Any], pointers: Sequence[Any] | None,
+        *numbers: float,
+    ) -> None:  # fmt: skip
+        """Launch on the current stream of the device; the pointers are the tensors', in tuples where those are.
+
+        None if tensors are not aligned: then Triton's dispatcher finds another compiled kernel.
+        """
+        if self.direct is not None and pointers is not None:
             self.direct(device, grid, *pointers, *numbers, *self.constants)
             return
-        compiled = self.kernel[grid](*tensors, *numbers, *self.constants, **self.options)
-        if is_aligned:  # else Triton's dispatcher finds another compiled kernel
+        compiled = self.kernel[grid](*tensors, *numbers, *self.constants, num_warps=self.warps)
+        if pointers is not None:
             self.direct = direct_launch(compiled)
 
 
@@ -280,13 +325,7 @@ def _kernel(constants: tuple[int, ...], dtypes: tuple[torch.dtype | None, ...], 
     """One for all layers that differ in sizes alone; ``dtypes`` tells their compiled code apart."""
     from .triton_gains import gains_kernel
 
-    return Kernel(gains_kernel, constants, warps, early=bool(constants[-1]))
-
-
-@cache
-def is_early(device: torch.device) -> bool:
-    """Whether this GPU can launch a kernel while the one in front of it ends: Hopper and later."""
-    return EARLY and torch.version.cuda is not None and torch.cuda.get_device_capability(device)[0] >= 9
+    return Kernel(gains_kernel, constants, warps)
 
 
 @cache

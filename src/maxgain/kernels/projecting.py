@@ -48,8 +48,9 @@ class FusedProjection:
         if not self._launches:
             self._launches = self._make_launches()
         tensors = sizes, bounds, self.divided, kept_sizes, scales, counts, self.counter
-        for chunks, kernel in self._launches:
-            kernel(device, (len(chunks), 1, 1), (chunks, *tensors), self.count)
+        pointers = [one.data_ptr() for one in tensors]
+        for chunks, launch in self._launches:
+            launch(device, (len(chunks), 1, 1), (chunks, *tensors), (chunks.data_ptr(), *pointers), self.count)
         return None
 
     def _make_launches(self) -> list[tuple[Tensor, Kernel]]:

@@ -1,10 +1,11 @@
-"""The Triton kernel that measures a layer: it reads each instance's input and output once and keeps the largest gain.
+"""The Triton kernels that measure: each instance's input and output are read once, and one maximum comes out.
 
 A program takes ``ROWS`` instances and sums the powers of their entries in float32, ``BLOCK`` entries at a time. Long
-instances are cut into parts; the program that finishes last adds the parts up, always in the same order.
+instances are cut into parts; of the programs that sum the parts of one, the last adds them up, in the same order.
 
-Speed depends on how many loads are in flight, and that on the registers of a thread: so ``VEC`` neighbouring entries,
-which one thread loads, are added up before anything is kept.
+Speed depends on how many loads are in flight. With many programs that is limited by the registers of a thread, so
+``VEC`` neighbouring entries, which one thread loads, are added up before anything is kept; a program that has a
+multiprocessor to itself has registers enough, and is faster with ``VEC`` = 1.
 """
 
 import triton
@@ -34,13 +35,12 @@ SPREAD = tl.constexpr(2)
 
 @triton.jit
 def _per_channel(
-    data, position, size, vector, variance, eps, INNER: tl.constexpr, CHANNELS: tl.constexpr,
-    FORM: tl.constexpr, WHERE: tl.constexpr,
-):  # fmt: skip
-    """Load the bias or the scale of each position in an instance."""
-    channel, mask = position, position < size
+    data, position, given, vector, variance, eps, inner, channels, FORM: tl.constexpr, WHERE: tl.constexpr
+):
+    """Load the bias or the scale of each position in an instance, of which the first ``given`` have one."""
+    channel, mask = position, position < given
     if WHERE != DIRECT:
-        channel = (position // INNER) % CHANNELS
+        channel = (position // inner) % channels
     value = tl.load(vector + channel, mask=mask, other=0.0).to(tl.float32)
     if FORM == BIASED:
         value = value.to(data.dtype.element_ty).to(tl.float32)
@@ -51,15 +51,7 @@ def _per_channel(
 
 
 @triton.jit
-def _first(data, upper, mids, highs, top, high, mid):
-    """Point at the first of the instances that follow one another at one distance."""
-    return data + upper // mids // highs * top + upper // mids % highs * high + upper % mids * mid
-
-
-@triton.jit
-def _tile(
-    data, row, position, size, usable, low, a, b, s0, s1, s2, LEVELS: tl.constexpr, KIND: tl.constexpr,
-):  # fmt: skip
+def _tile(data, row, position, usable, size, low, a, b, s0, s1, s2, LEVELS: tl.constexpr, KIND: tl.constexpr):
     """Load a tile of instances in float32, 0 beyond their ends; and return which entries it has."""
     mask = usable[:, None] & (position < size)[None, :]
     across, along = row.to(tl.int64), position
@@ -100,17 +92,67 @@ def _total(total, spoiled, P: tl.constexpr):
 
 
 @triton.jit
-def _sum_of_parts(sums, row, usable, parts, P: tl.constexpr, WIDE: tl.constexpr):
-    part = tl.arange(0, WIDE)
-    mask = usable[:, None] & (part < parts)[None, :]
+def _sums(x, z, row, usable, begin, end,
+          x_size, x_low, x_a, x_b, x_s0, x_s1, x_s2, z_size, z_low, z_a, z_b, z_s0, z_s1, z_s2,
+          given, vector, variance, eps, inner, channels,
+          X_LEVELS: tl.constexpr, X_KIND: tl.constexpr, Z_LEVELS: tl.constexpr, Z_KIND: tl.constexpr,
+          FORM: tl.constexpr, WHERE: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+          VEC: tl.constexpr):  # fmt: skip
+    """Sum the powers of x and of Wx of each instance (the largest entries for P = 0, nan if one is not finite).
+
+    Positions run from ``begin`` to ``end``, multiples of ``BLOCK`` or the end of all. Both are read in one loop, so
+    that their loads are in flight at the same time.
+    """
+    SUMS: tl.constexpr = BLOCK // VEC
+    column = tl.arange(0, BLOCK)
+    x_total = tl.zeros([ROWS, SUMS], tl.float32)
+    z_total = tl.zeros([ROWS, SUMS], tl.float32)
+    x_spoiled = tl.zeros([ROWS, SUMS], tl.float32)
+    z_spoiled = tl.zeros([ROWS, SUMS], tl.float32)
+    value = tl.zeros([BLOCK], tl.float32)
+    if FORM != PLAIN and WHERE == REPEATED:
+        value = _per_channel(z, column, given, vector, variance, eps, inner, channels, FORM, WHERE)
+    for start in range(begin, end, BLOCK):
+        position = start + column
+        x_entry, mask = _tile(x, row, position, usable, x_size, x_low, x_a, x_b, x_s0, x_s1, x_s2, X_LEVELS, X_KIND)
+        z_entry = x_entry
+        if FORM != NORMALISED:
+            z_entry, mask = _tile(z, row, position, usable, z_size, z_low, z_a, z_b, z_s0, z_s1, z_s2, Z_LEVELS, Z_KIND)
+        if FORM != PLAIN and WHERE != REPEATED:
+            value = _per_channel(z, position, given, vector, variance, eps, inner, channels, FORM, WHERE)
+        if FORM == BIASED:
+            z_entry = tl.where(mask, z_entry - value[None, :], 0.0)
+        if FORM == NORMALISED:
+            z_entry = x_entry * value[None, :]
+        x_total, x_spoiled = _add(x_total, x_spoiled, x_entry, P)
+        z_total, z_spoiled = _add(z_total, z_spoiled, z_entry, P)
+    return _total(x_total, x_spoiled, P), _total(z_total, z_spoiled, P)
+
+
+@triton.jit
+def _add_parts(sums, instance, parts, P: tl.constexpr, WIDE: tl.constexpr):
+    """Add up the sums of the parts of an instance."""
+    part = tl.arange(0, WIDE)[None, :]
     # Not from a cache of the multiprocessor's own: another one may have written there a moment ago.
-    found = tl.load(sums + row[:, None] * parts + part[None, :], mask=mask, other=0.0, cache_modifier=".cg")
+    found = tl.load(sums + instance * parts + part, mask=part < parts, other=0.0, cache_modifier=".cg")
     return _total(found, found * 0.0, P)
 
 
 @triton.jit
+def _whole(x_sum, z_sum, x_sums, z_sums, counters, instance, part, parts, P: tl.constexpr, WIDE: tl.constexpr):
+    """Keep the sums of a part; the last program of an instance gets those of the whole, and is told so."""
+    own = instance * parts + part + tl.arange(0, 1)
+    tl.store(x_sums + own, x_sum)
+    tl.store(z_sums + own, z_sum)
+    is_last = tl.atomic_add(counters + instance, 1.0, sem="acq_rel") == parts - 1
+    if is_last:
+        x_sum, z_sum = _add_parts(x_sums, instance, parts, P, WIDE), _add_parts(z_sums, instance, parts, P, WIDE)
+    return x_sum, z_sum, is_last
+
+
+@triton.jit
 def _raise_maximum(x_sum, z_sum, usable, maximum, dropped, known, P: tl.constexpr):
-    """Raise the maximum, which was ``known``, to the largest gain of the instances that have these sums."""
+    """Raise the maximum, which is ``known``, to the largest gain of the instances that have these sums; return it."""
     if P == 2:
         x_sum, z_sum = tl.sqrt(x_sum), tl.sqrt(z_sum)
     ratio = tl.where(x_sum == 0.0, 0.0, z_sum / x_sum)
@@ -121,37 +163,42 @@ def _raise_maximum(x_sum, z_sum, usable, maximum, dropped, known, P: tl.constexp
     lost = tl.sum((usable & ~finite).to(tl.int64), 0)
     if lost > 0:
         tl.atomic_add(dropped, lost, sem="relaxed")
+    return tl.maximum(known, largest)
 
+
+# --- One layer, however it lies in memory -----------------------------------------------------------------------------
 
 NUMBERS = [
-    "index", "lows", "mids", "highs", "parts",
+    "index", "lows", "mids", "highs", "tiles", "steps", "parts",
     *[f"{data}_{name}" for data in "xz" for name in ("size", "top", "high", "mid", "low", "a", "b", "s0", "s1", "s2")],
 ]  # fmt: skip
 
 
+@triton.jit
+def _first(data, upper, mids, highs, top, high, mid):
+    """Point at the first of the instances that follow one another at one distance."""
+    return data + upper // mids // highs * top + upper // mids % highs * high + upper % mids * mid
+
+
 @triton.jit(do_not_specialize=NUMBERS)  # one compiled kernel serves layers that differ in nothing else
 def gains_kernel(
-    x, z, vector, variance, sums, maxima, counts, resting, eps, index, lows, mids, highs, parts,
+    x, z, vector, variance, workspace, maxima, dropped, resting, eps, index, lows, mids, highs, tiles, steps, parts,
     x_size, x_top, x_high, x_mid, x_low, x_a, x_b, x_s0, x_s1, x_s2,
     z_size, z_top, z_high, z_mid, z_low, z_a, z_b, z_s0, z_s1, z_s2,
     UNIT: tl.constexpr, X_LEVELS: tl.constexpr, X_KIND: tl.constexpr, Z_LEVELS: tl.constexpr, Z_KIND: tl.constexpr,
     P: tl.constexpr, FORM: tl.constexpr, WHERE: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, VEC: tl.constexpr, PART: tl.constexpr, WIDE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Raise ``maxima[index]`` to the largest gain of the instances, and count those that are not finite.
 
     Does nothing while ``resting[index]`` is not zero. Instances are numbered (top, high, mid, low), of which ``lows``
-    follow one another at the distance ``x_low``, and so on. Positions in an instance are
-    numbered in ``X_LEVELS`` levels, of which the last are ``x_a`` and ``x_b`` long, with strides ``x_s0`` to ``x_s2``;
-    so of z. Sizes and distances come in units of ``UNIT`` entries. ``P`` is 1, 2 or 0 for the infinity norm. ``counts``
-    has two numbers per layer: instances that were not finite, and programs that are done, which is 0 between launches.
-    ``WIDE`` is 0 if instances are whole; else a power of two that is not below the number of their ``parts``.
+    follow one another at the distance ``x_low``, and so on. Positions in an instance are numbered in ``X_LEVELS``
+    levels, of which the last are ``x_a`` and ``x_b`` long, with strides ``x_s0`` to ``x_s2``; so of z. Sizes and
+    distances come in units of ``UNIT`` entries. ``P`` is 1, 2 or 0 for the infinity norm. A program does ``steps`` of
+    all ``tiles``. ``WIDE`` is 0 if instances are whole; else a power of two that is not below the number of their
+    ``parts``, and the workspace has the sums of x, those of Wx, and a counter for each instance, which begins at zero.
     """
-    rests = tl.load(resting + index)
-    if EARLY:  # launched before the kernel in front has ended
-        tl.extra.cuda.gdc_wait()
-    if rests != 0:
+    if tl.load(resting + index) != 0:
         return
     known = tl.load(maxima + index, cache_modifier=".cg")  # before the instances, so that nothing waits for it
     x_size, x_a, x_b, x_s0, x_s1, x_s2 = (
@@ -162,56 +209,112 @@ def gains_kernel(
     z_top, z_high, z_mid, z_low = z_top * UNIT, z_high * UNIT, z_mid * UNIT, z_low * UNIT
     if X_KIND == ACROSS or Z_KIND == ACROSS:
         lows = (lows // UNIT) * UNIT
-    tiles = (lows + ROWS - 1) // ROWS
-    upper = (tl.program_id(0) // tiles).to(tl.int64)
-    row = (tl.program_id(0) % tiles) * ROWS + tl.arange(0, ROWS)
-    usable = row < lows
-    x, z = _first(x, upper, mids, highs, x_top, x_high, x_mid), _first(z, upper, mids, highs, z_top, z_high, z_mid)
     begin, end = 0, tl.maximum(x_size, z_size)
     if WIDE > 0:
         begin = tl.program_id(1) * PART
         end = tl.minimum(begin + PART, end)
+    in_row = (lows + ROWS - 1) // ROWS
+    for step in range(steps):
+        tile = tl.program_id(0) * steps + step
+        upper = (tile // in_row).to(tl.int64)
+        row = (tile % in_row) * ROWS + tl.arange(0, ROWS)
+        usable = (row < lows) & (tile < tiles)
+        x_sum, z_sum = _sums(
+            _first(x, upper, mids, highs, x_top, x_high, x_mid), _first(z, upper, mids, highs, z_top, z_high, z_mid),
+            row, usable, begin, end, x_size, x_low, x_a, x_b, x_s0, x_s1, x_s2,
+            z_size, z_low, z_a, z_b, z_s0, z_s1, z_s2, z_size, vector, variance, eps, INNER, CHANNELS,
+            X_LEVELS, X_KIND, Z_LEVELS, Z_KIND, FORM, WHERE, P, ROWS, BLOCK, VEC)  # fmt: skip
+        goes_on = True
+        if WIDE > 0:
+            part, z_sums = tl.program_id(1), workspace + tiles * parts
+            counters = z_sums + tiles * parts
+            x_sum, z_sum, goes_on = _whole(x_sum, z_sum, workspace, z_sums, counters, tile, part, parts, P, WIDE)
+        if goes_on:
+            known = _raise_maximum(x_sum, z_sum, usable, maxima + index, dropped + index, known, P)
 
-    SUMS: tl.constexpr = BLOCK // VEC
-    column = tl.arange(0, BLOCK)
-    x_total = tl.zeros([ROWS, SUMS], tl.float32)
-    z_total = tl.zeros([ROWS, SUMS], tl.float32)
-    x_spoiled = tl.zeros([ROWS, SUMS], tl.float32)
-    z_spoiled = tl.zeros([ROWS, SUMS], tl.float32)
-    value = tl.zeros([BLOCK], tl.float32)
-    if FORM != PLAIN and WHERE == REPEATED:
-        value = _per_channel(z, column, z_size, vector, variance, eps, INNER, CHANNELS, FORM, WHERE)
-    for start in range(begin, end, BLOCK):  # both are read in one loop, so that their loads are in flight together
-        position = start + column
-        x_entry, mask = _tile(x, row, position, x_size, usable, x_low, x_a, x_b, x_s0, x_s1, x_s2, X_LEVELS, X_KIND)
-        z_entry = x_entry
-        if FORM != NORMALISED:
-            z_entry, mask = _tile(z, row, position, z_size, usable, z_low, z_a, z_b, z_s0, z_s1, z_s2, Z_LEVELS, Z_KIND)
-        if FORM != PLAIN and WHERE != REPEATED:
-            value = _per_channel(z, position, z_size, vector, variance, eps, INNER, CHANNELS, FORM, WHERE)
-        if FORM == BIASED:
-            z_entry = tl.where(mask, z_entry - value[None, :], 0.0)
-        if FORM == NORMALISED:
-            z_entry = x_entry * value[None, :]
-        x_total, x_spoiled = _add(x_total, x_spoiled, x_entry, P)
-        z_total, z_spoiled = _add(z_total, z_spoiled, z_entry, P)
-    x_sum, z_sum = _total(x_total, x_spoiled, P), _total(z_total, z_spoiled, P)
 
-    maximum, dropped = maxima + index, counts + 2 * index
-    if WIDE == 0:
-        _raise_maximum(x_sum, z_sum, usable, maximum, dropped, known, P)
-    else:
-        rows = tl.num_programs(0)
-        own = sums + tl.program_id(0) * parts + tl.program_id(1) + tl.arange(0, 1)
-        z_sums = sums + rows * parts
-        tl.store(own, x_sum)
-        tl.store(own + rows * parts, z_sum)
-        tl.debug_barrier()  # one thread counts, and all have written
-        if tl.atomic_add(dropped + 1, 1, sem="acq_rel") == rows * parts - 1:
-            tl.store(dropped + 1, 0)
-            AT_ONCE: tl.constexpr = BLOCK // WIDE if WIDE < BLOCK else 1
-            for first in range(0, rows, AT_ONCE):
-                instance = first + tl.arange(0, AT_ONCE)
-                x_whole = _sum_of_parts(sums, instance, instance < rows, parts, P, WIDE)
-                z_whole = _sum_of_parts(z_sums, instance, instance < rows, parts, P, WIDE)
-                _raise_maximum(x_whole, z_whole, instance < rows, maximum, dropped, known, P)
+# --- Several layers in one launch -------------------------------------------------------------------------------------
+#
+# Each layer is one entry of the tuples, and its programs follow those of the layer before, from ``begins`` on. Every
+# program looks for its layer first, which is why there are few tuples: ``forms`` has 4 index + form.
+#
+# Triton compiles a kernel of its own where a number is 1 or a multiple of 16, and in tuples ``do_not_specialize`` does
+# not keep it from that. So numbers that differ from launch to launch come as 2 n + 3, which is neither.
+
+
+@triton.jit
+def _layer(program, begins):
+    """Find the layer of a program."""
+    layer = 0
+    for other in tl.static_range(1, len(begins)):
+        layer += (program >= (begins[other] >> 1) - 1).to(tl.int32)
+    return layer
+
+
+@triton.jit
+def _of(layer, values):
+    """Return the value that belongs to a layer."""
+    value = values[0]
+    for other in tl.static_range(1, len(values)):
+        value = tl.where(layer == other, values[other], value)
+    return value
+
+
+@triton.jit
+def _number_of(layer, values):
+    """As ``_of``, of numbers that come as 2 n + 3."""
+    return (_of(layer, values) >> 1) - 1
+
+
+@triton.jit(do_not_specialize=["first"])
+def gains_of_layers_kernel(
+    xs, zs, vectors, variances, workspace, maxima, dropped, resting, eps, first, forms, begins, rows, x_sizes, z_sizes,
+    channels,
+    P: tl.constexpr, WHERE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VEC: tl.constexpr,
+    PART: tl.constexpr, WIDE: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """As ``gains_kernel``, of layers whose instances and entries follow one another without gaps.
+
+    The workspace holds, from ``first`` on, the sums of x in the order of the programs, those of Wx, and counters.
+    """
+    program = tl.program_id(0)
+    layer = _layer(program, begins)
+    begin = _number_of(layer, begins)
+    program -= begin
+    form = _number_of(layer, forms)
+    index, form = form // 4, form % 4
+    if tl.load(resting + index) != 0:
+        return
+    known = tl.load(maxima + index, cache_modifier=".cg")
+    all_rows = _number_of(layer, rows)
+    x, x_size, z, z_size = _of(layer, xs), _of(layer, x_sizes), _of(layer, zs), _of(layer, z_sizes)
+    vector, variance, repeat = _of(layer, vectors), _of(layer, variances), _of(layer, channels)
+    given = tl.where(form == PLAIN, 0, z_size)
+    size, start, count = tl.maximum(x_size, z_size), 0, 1
+    end = size
+    if WIDE > 0:
+        count = (size + PART - 1) // PART
+        start = (program % count) * PART
+        end = tl.minimum(size, start + PART)
+    for step in range(STEPS):
+        row = ((program // count).to(tl.int64) * STEPS + step) * ROWS + tl.arange(0, ROWS)
+        usable = row < all_rows
+        if form == NORMALISED:
+            x_sum, z_sum = _sums(
+                x, z, row, usable, start, end, x_size, x_size, 0, 0, 0, 0, 0, z_size, z_size, 0, 0, 0, 0, 0,
+                given, vector, variance, eps, 1, repeat, 1, ALONG, 1, ALONG, NORMALISED, WHERE, P, ROWS, BLOCK, VEC
+            )  # fmt: skip
+        else:
+            x_sum, z_sum = _sums(
+                x, z, row, usable, start, end, x_size, x_size, 0, 0, 0, 0, 0, z_size, z_size, 0, 0, 0, 0, 0,
+                given, vector, vector, 0.0, 1, repeat, 1, ALONG, 1, ALONG, BIASED, WHERE, P, ROWS, BLOCK, VEC
+            )  # fmt: skip
+        goes_on = True
+        if WIDE > 0 and count > 1:
+            x_sums = workspace + first + begin
+            z_sums = x_sums + tl.num_programs(0)
+            counters = z_sums + tl.num_programs(0)
+            x_sum, z_sum, goes_on = _whole(
+                x_sum, z_sum, x_sums, z_sums, counters, program // count, program % count, count, P, WIDE)  # fmt: skip
+        if goes_on:
+            _raise_maximum(x_sum, z_sum, usable, maxima + index, dropped + index, known, P)
