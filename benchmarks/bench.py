@@ -526,8 +526,8 @@ def run(children: list[Child], modes: Sequence[str], options: argparse.Namespace
     later = [child for child in ready if child.label == child.name]
     if options.uncaptured is not None:
         later = [child for name in options.uncaptured for child in later if child.name == name]
-    asked = [("profile", child) for child in ready if child.label in options.profile]
-    asked += [(mode, child) for mode in modes if mode != "captured" for child in later]
+    asked = [(mode, child) for mode in modes if mode != "captured" for child in later]
+    asked += [("profile", child) for child in ready if child.label in options.profile]
     for mode, child in asked:
         if time.monotonic() < until:
             time_one(mode, child)

@@ -76,6 +76,29 @@ def test_promise_12_a_compiled_model_trains_as_the_plain_one_does(name: str) -> 
     assert counters["stats"]["unique_graphs"] == 1
 
 
+def test_promise_12_compiled_steps_between_do_not_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    from maxgain import gain
+
+    calls: list[int] = []
+    measure = gain.gain
+    monkeypatch.setattr(gain, "gain", lambda *given: calls.append(1) or measure(*given))
+    model = mlp()
+    optimizer = frozen_sgd(model)
+    constraint = MaxGain(model, every=3).attach(optimizer)
+    compiled, counts = torch.compile(model, fullgraph=True, backend="eager"), list[int]()
+    for step in range(6):
+        calls.clear()
+        compiled(rows(step)).sum().backward()
+        optimizer.step()
+        counts.append(len(calls))
+    assert counts[0] == counts[3] == len(constraint.gains)
+    assert counts == [counts[0], 0, 0, counts[0], 0, 0]
+    with constraint.paused():
+        calls.clear()
+        compiled(rows())
+        assert not calls
+
+
 @pytest.mark.slow
 def test_promise_12_inductor_trains_as_the_plain_one_does() -> None:
     model, plain = conv_net(), conv_net()

@@ -112,6 +112,26 @@ def test_promise_12_a_whole_step_can_be_captured_in_a_cuda_graph() -> None:
     assert_same(model, constraint, plain_training())
 
 
+def test_promise_12_replays_of_one_captured_step_measure_every_third_time() -> None:
+    layer = nn.Linear(6, 6, bias=False).cuda()
+    with torch.no_grad():
+        layer.weight.copy_(torch.diag(torch.arange(1.0, 7.0)))
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
+    constraint, x = MaxGain(layer, gamma=math.inf, every=3).attach(optimizer), torch.zeros(1, 6).cuda()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        layer(x).sum().backward()
+        optimizer.step()
+
+    replay, found = captured(step), list[float]()
+    for entry in range(6):
+        x.zero_()[0, entry] = 1
+        replay()
+        found.append(constraint.gains[""])
+    assert found == pytest.approx([1, 1, 1, 4, 4, 4])
+
+
 def test_promise_12_compiled_steps_are_replayed_as_cuda_graphs() -> None:
     torch._dynamo.reset()
     model = net().cuda()
