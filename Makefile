@@ -16,8 +16,9 @@ demo: $(VENV)/.study ## the method on real data that needs no download: table, p
 test: lint ## style, types and all fast tests, within three minutes on two cores
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow"
 
-quick: $(VENV)/.dev ## the method's own tests, within half a minute
-	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow" --ignore=tests/study --ignore=tests/integrations --ignore=tests/kernels --ignore=tests/promises
+SLOWER := study integrations kernels promises experiments lipschitz test_docs.py test_examples.py test_models.py
+quick: $(VENV)/.dev ## the method's own tests
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow" $(addprefix --ignore=tests/,$(SLOWER))
 
 slow: $(VENV)/.dev ## tests that start many processes or a cluster
 	$(BIN)/python -m pytest -q -n 1 -m slow

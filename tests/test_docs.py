@@ -118,5 +118,6 @@ def test_the_site_builds_without_a_warning(tmp_path):
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "excluded from the built site" not in done.stderr, "a link to what is not there"
     reference = (tmp_path / "site" / "api" / "method" / "index.html").read_text(encoding="utf-8")
     assert [name for name in maxgain._HOMES if f'id="maxgain.{name}"' not in reference] == []

@@ -121,7 +121,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Compare regularisers on digits with a third of the labels random, in two minutes on two cores."""
+    """Compare regularisers on digits with a third of the labels random, in a few minutes."""
 
     out: Path = Path("runs/demo")
     """folder of the results"""
