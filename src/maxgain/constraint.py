@@ -56,6 +56,8 @@ class Attached:
     steps: int = 0
     held: int = 0  # how many parameters the optimizer held when the plan was made
     plan: StepPlan | None = None
+    captured: list[StepPlan] = field(default_factory=list)
+    """Plans whose tensors a CUDA graph reads at every replay."""
     checks: checks.Checks = field(default_factory=checks.Checks)
 
 
@@ -263,6 +265,8 @@ class Constraint:
         if is_checked:
             checks.try_compiled_forwards(self)
         plan = self._plan(optimizer)
+        if _torch.is_capturing(self._gains.device):
+            attached.captured.append(plan)
         if self._unsaid:
             unsaid, self._unsaid = self._unsaid, {}
             checks.warn(f"Left out from now on: {checks.by_reason(unsaid)}. Pass exclude=… to silence this.")
