@@ -174,7 +174,10 @@ class Buffer:
         self.maxima, self.dropped, self.resting = (
             _torch.at_fixed_address(tensor.to(device)) for tensor in (self.maxima, self.dropped, self.resting)
         )
-        _buffers[self.maxima.data_ptr()] = self
+        address = self.maxima.data_ptr()
+        _buffers[address] = self
+        for key in [key for key in kernels.fallbacks if key[0] == address]:  # of a buffer that lay here before
+            del kernels.fallbacks[key]
 
 
 _buffers: weakref.WeakValueDictionary[int, Buffer] = weakref.WeakValueDictionary()

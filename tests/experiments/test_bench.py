@@ -10,6 +10,7 @@ from benchmarks.bench import RIVALS, SETTINGS, Bench, main
 from benchmarks.networks import ON_CPU, ON_GPU, Network, gpt
 
 CPU = torch.device("cpu")
+NAME = "GPT-2, 124M"
 
 
 def test_every_variant_has_a_row_beside_the_step_without(monkeypatch):
@@ -23,17 +24,17 @@ def test_every_variant_has_a_row_beside_the_step_without(monkeypatch):
 
 
 def test_what_was_timed_is_written_with_figures(tmp_path, capsys):
-    options = "--device cpu --tiny --seconds 0 --modes eager --profile VGG-19"
-    main([*options.split(), "--networks", "VGG-19", "--out", str(tmp_path)])
+    options = "--device cpu --tiny --seconds 0 --modes eager --profile"
+    main([*options.split(), NAME, "--networks", NAME, "--out", str(tmp_path)])
     record = json.loads((tmp_path / "bench.json").read_text())
     assert not record["errors"]
     assert [(row["mode"], row["variant"]) for row in record["rows"]] == [
         ("eager", variant) for variant in ("without", *SETTINGS)
     ]
     assert record["torch"] == torch.__version__
-    assert json.loads((tmp_path / "profile.json").read_text())["VGG-19"]["MaxGain"]["kernels"]
+    assert json.loads((tmp_path / "profile.json").read_text())[NAME]["MaxGain"]["kernels"]
     assert {"bench.svg", "bench-every-8.svg"} <= {path.name for path in tmp_path.iterdir()}
-    assert "VGG-19" in capsys.readouterr().out
+    assert NAME in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [["--networks", "ResNet"], ["--modes", "captured", "--device", "cpu"]])

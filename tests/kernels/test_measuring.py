@@ -339,3 +339,11 @@ def test_a_layer_that_no_kernel_measures_is_reported_with_the_reason(monkeypatch
         constraint.step()
     model(torch.randn(3, 4)).sum().backward()
     constraint.step()  # says it once
+
+
+def test_a_new_constraint_does_not_fall_back_for_the_reasons_of_an_old_one(monkeypatch):
+    monkeypatch.setattr(kernels, "fallbacks", {})
+    constraint = MaxGain(torch.nn.Linear(3, 2))
+    kernels.fallbacks[constraint._buffer.maxima.data_ptr(), 0] = "of a model that lay here before"
+    constraint._buffer.move_to(torch.device("cpu"))  # as a new buffer finds it
+    assert not constraint._fallback(0)
