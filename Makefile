@@ -21,7 +21,7 @@ quick: $(VENV)/.dev ## the method's own tests
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow" $(addprefix --ignore=tests/,$(SLOWER))
 
 slow: $(VENV)/.dev ## tests that start many processes or a cluster
-	$(BIN)/python -m pytest -q -n 1 -m slow
+	$(BIN)/python -m pytest -q -n 2 -m slow
 
 # Beside the environment and not in it, where torch would find it and take it for a compiler of its own.
 kernels: $(VENV)/.dev ## the GPU's kernels without a GPU, by Triton's interpreter

@@ -193,7 +193,7 @@ def wait_for(pattern: str, folder: Path, count: int = 1) -> None:
         time.sleep(0.05)
 
 
-LONG = ["--network", "mlp", "--epochs", "40", "--device", "cpu"]
+LONG = ["--network", "mlp", "--epochs", "12", "--device", "cpu"]
 
 
 @pytest.mark.slow
@@ -212,7 +212,7 @@ def test_promise_15_train_saves_when_asked_to_stop(tmp_path, number) -> None:
 
 STAGES = {
     "train": (["train", "digits", *LONG], "checkpoint*"),
-    "tune": (["tune", "digits", "--grid", "maxgain=1,2,3", "--jobs", "2", *LONG], "tuning/*/checkpoint*"),
+    "tune": (["tune", "digits", "--grid", "maxgain=1,2", "--jobs", "2", *LONG], "tuning/*/checkpoint*"),
     "compare": (
         ["compare", "digits", "--rows", "none", "maxgain", "--seeds", "2", "--jobs", "2", *LONG], "runs/*/checkpoint*",
     ),
