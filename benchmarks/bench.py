@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import maxgain
-from maxgain import Lipschitz, MaxGain, kernels
+from maxgain import Lipschitz, MaxGain
 
 from .figures import draw
 from .networks import ON_CPU, ON_GPU, TINY, Network
@@ -263,8 +263,8 @@ class Bench:
         """The layers that no kernel measured, and why."""
         constraint = self.sides["MaxGain"].constraint
         assert constraint is not None
-        names = dict(zip(constraint._slots, constraint.gains, strict=True))
-        return {names.get(slot, "?"): why for (_, slot), why in kernels.fallbacks.items()}
+        slots = zip(constraint.gains, constraint._slots, strict=True)
+        return {name: why for name, slot in slots if (why := constraint._fallback(slot))}
 
     def profile(self, mode: str) -> dict[str, Any]:
         """The GPU's kernels with and without: microseconds and launches per step."""

@@ -175,9 +175,10 @@ class Buffer:
             _torch.at_fixed_address(tensor.to(device)) for tensor in (self.maxima, self.dropped, self.resting)
         )
         address = self.maxima.data_ptr()
-        _buffers[address] = self
-        for key in [key for key in kernels.fallbacks if key[0] == address]:  # of a buffer that lay here before
-            del kernels.fallbacks[key]
+        if _buffers.get(address) is not self:
+            for key in [key for key in kernels.fallbacks if key[0] == address]:  # of a buffer that lay here before
+                del kernels.fallbacks[key]
+            _buffers[address] = self
 
 
 _buffers: weakref.WeakValueDictionary[int, Buffer] = weakref.WeakValueDictionary()
