@@ -1,24 +1,27 @@
 """Does a gain rise before the loss does? Train small GPTs at rates that are too high, as PLAN-WATCH.md says.
 
-    python -m experiments.watch_gpt --out FILE              # on a GPU: 16 runs for each seed, as many as 100 s allow
+    python -m experiments.watch_gpt --out FILE              # on a GPU: 16 runs for each of six seeds
     python -m experiments.watch_gpt --out FILE --size cpu   # smaller networks
 
-FILE gets a line of JSON about the machine, then one for each run as it ends. Runs that are not over when the time is up
-are not in it.
+The 16 networks of a seed train side by side: on a GPU each one's step is a CUDA graph on a stream of its own, and one
+thread replays them in turn. FILE gets a line of JSON about the machine, then one for each run as its seed ends. A seed
+whose runs are not over when the time is up is not in it.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import json
 import math
-import multiprocessing
+import os
 import platform
 import runpy
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +29,10 @@ from typing import Any
 BEGUN = time.monotonic()  # importing torch counts too
 
 import torch  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
 
+from maxgain import MaxGain, watch  # noqa: E402
 from maxgain.alarms import Alarm, Alarms  # noqa: E402
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "watch_gpt.py"))
@@ -34,6 +40,10 @@ REMEDIES = ("none", "cap", "qk-norm")
 DOUBLING = None
 """A rate that doubles every 100 steps."""
 EVERY = 8
+EAGER = 3
+"""Steps before a GPU's capture: they compile kernels, allocate, and make the optimizer's state."""
+LOOK = 50
+"""A run ends at the first multiple of this whose loss is not finite."""
 
 
 @dataclass(frozen=True)
@@ -66,41 +76,120 @@ class Job:
     seed: int
 
 
-def jobs(size: Size, seeds: int) -> Iterator[Job]:
-    """All runs of a seed before those of the next, so that whole seeds are there when the time is up."""
-    for seed in range(seeds):
-        yield Job("none", DOUBLING, seed)
-        for rate in size.rates:
-            for remedy in REMEDIES:
-                yield Job(remedy, rate, seed)
+def jobs(size: Size, seed: int) -> Iterator[Job]:
+    """The runs of a seed."""
+    yield Job("none", DOUBLING, seed)
+    for rate in size.rates:
+        for remedy in REMEDIES:
+            yield Job(remedy, rate, seed)
 
 
-def run(job: Job, size: Size, device: str) -> dict[str, Any]:
-    """Train, and return what is kept of it."""
-    begun = time.monotonic()
-    torch.manual_seed(job.seed)
-    qk_norm, gamma = job.remedy == "qk-norm", EXAMPLE["CAPPED"] if job.remedy == "cap" else math.inf
-    model = EXAMPLE["GPT"](size.width, size.depth, size.heads, size.context, qk_norm).to(device)
-    text, logged = EXAMPLE["standard_library"](size.text).to(device), list[tuple[int, dict[str, float]]]()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the constraint says in words what the alarms say
-        trained = EXAMPLE["train"](
-            model, text, size.steps, job.rate, gamma=gamma, batch=size.batch,
-            to=lambda numbers, step: logged.append((step, numbers)),
+class Training:
+    """A network, its optimizer and its watch. All that a step needs is on the device, so that it can be captured."""
+
+    def __init__(self, job: Job, size: Size, text: Tensor, stream: Any = None) -> None:
+        self.job, self.text, self.stream, self.taken = job, text, stream, 0
+        device, batches = text.device, torch.Generator().manual_seed(job.seed)
+        torch.manual_seed(job.seed)
+        model = EXAMPLE["GPT"](size.width, size.depth, size.heads, size.context, job.remedy == "qk-norm").to(device)
+        starts = torch.randint(len(text) - size.context, (size.steps, size.batch), generator=batches)
+        rates = [EXAMPLE["rate_at"](step, job.rate) for step in range(size.steps)]
+        self.model, self.starts, self.rates = model, starts.to(device), torch.tensor(rates, device=device)
+        self.places = torch.arange(size.context + 1, device=device)
+        self.at = torch.zeros(1, dtype=torch.int64, device=device)
+        """The number of the step, on the device."""
+        self.curves = torch.zeros(2, size.steps, device=device)
+        """Losses and the norms of all gradients."""
+        rate = torch.tensor(rates[0], device=device)
+        self.optimizer = torch.optim.AdamW(model.parameters(), rate, fused=True, capturable=text.is_cuda)
+        watched, options = model, {"parts": EXAMPLE["PARTS"]}
+        if job.remedy == "cap":
+            watched, options = MaxGain(model, EXAMPLE["CAPPED"], **options).attach(self.optimizer), {}
+        self.logged, self.alarms = list[tuple[int, dict[str, float]]](), list[Alarm]()
+        self.watching = watch(
+            watched, every=EVERY, to=lambda numbers, step: self.logged.append((step, numbers)), log="all",
+            warmup=EXAMPLE["WARM_UP"], on_alarm=self.alarms.append, **options,
         )  # fmt: skip
-    last = trained.losses[-50:]
-    names = [name for name in logged[0][1] if name.startswith("gain/") and name not in ("gain/worst", "gain/median")]
-    return {
-        **asdict(job),
-        "spike": EXAMPLE["spike_of"](trained.losses),
-        "last": short(sum(last) / len(last)),
-        "alarms": [brief(alarm) for alarm in trained.alarms],
-        "gradient_alarms": [brief(alarm) for alarm in judge(trained.gradients)],
-        "losses": [short(loss) for loss in trained.losses],
-        "gradients": [short(norm) for norm in trained.gradients[::EVERY]],
-        "gains": {name: [short(numbers.get(name, math.nan)) for _, numbers in logged] for name in names},
-        "seconds": round(time.monotonic() - begun, 1),
-    }
+        self.step = self.eager_step
+
+    def eager_step(self) -> None:
+        """Train on the next batch."""
+        start = self.starts.index_select(0, self.at).view(-1, 1)
+        pieces = self.text[start + self.places]
+        loss = F.cross_entropy(self.model(pieces[:, :-1]).flatten(0, 1), pieces[:, 1:].flatten())
+        self.optimizer.zero_grad()
+        loss.backward()
+        norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        self.curves.index_copy_(1, self.at, torch.stack([loss.detach(), norm]).unsqueeze(1))
+        self.optimizer.param_groups[0]["lr"].copy_(self.rates.index_select(0, self.at).squeeze(0))
+        self.optimizer.step()
+        self.at.add_(1)
+
+    def capture(self) -> None:
+        """Take the steps from now on by a CUDA graph."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+            self.eager_step()
+        self.step = graph.replay
+
+    def advance(self) -> None:
+        """Take a step and log it, without waiting for the device."""
+        with on(self.stream):
+            self.step()
+            self.watching.log(self.taken)
+        self.taken += 1
+
+    def is_finite(self) -> bool:
+        """Whether the newest loss is, which waits for the device."""
+        with on(self.stream):
+            return math.isfinite(self.curves[0, self.taken - 1].item())
+
+    def record(self) -> dict[str, Any]:
+        """What is kept of the run."""
+        with on(self.stream):
+            self.watching.close()
+            losses, gradients = self.curves[:, : self.taken].tolist()
+        last = losses[-50:]
+        totals = ("gain/worst", "gain/median")
+        names = [name for name in self.logged[0][1] if name.startswith("gain/") and name not in totals]
+        return {
+            **asdict(self.job),
+            "spike": EXAMPLE["spike_of"](losses),
+            "last": short(sum(last) / len(last)),
+            "alarms": [brief(alarm) for alarm in self.alarms],
+            "gradient_alarms": [brief(alarm) for alarm in judge(gradients)],
+            "losses": [short(loss) for loss in losses],
+            "gradients": [short(norm) for norm in gradients[::EVERY]],
+            "gains": {name: [short(numbers.get(name, math.nan)) for _, numbers in self.logged] for name in names},
+        }
+
+
+def on(stream: Any) -> Any:
+    """The context in which a stream is the current one; None: a CPU, which has none."""
+    return nullcontext() if stream is None else torch.cuda.stream(stream)
+
+
+def train(
+    some: Sequence[Job], size: Size, text: Tensor, streams: Sequence[Any], until: float = math.inf
+) -> list[dict[str, Any]]:
+    """Train networks side by side, and return their records; none if time is up before all are over."""
+    trainings = []
+    for job, stream in zip(some, streams, strict=True):
+        with on(stream):  # what a graph reads is made on its stream
+            trainings.append(training := Training(job, size, text, stream))
+        if stream is not None:
+            for _ in range(EAGER):
+                training.advance()
+            training.capture()
+    going = trainings
+    for step in range(EAGER if text.is_cuda else 0, size.steps):
+        for training in going:
+            training.advance()
+        if step % LOOK == LOOK - 1:
+            going = [training for training in going if training.is_finite()]
+        if time.monotonic() > until:
+            return []
+    return [training.record() for training in trainings]
 
 
 def judge(gradients: Sequence[float]) -> list[Alarm]:
@@ -125,51 +214,49 @@ def short(number: float) -> float | None:
     return float(f"{number:.4g}") if math.isfinite(number) else None
 
 
-def attempt(task: tuple[Job, Size, str]) -> dict[str, Any]:
-    """A run, or why it failed."""
-    torch.set_num_threads(1)
-    torch.set_float32_matmul_precision("high")
-    try:
-        return run(*task)
-    except Exception as error:
-        return {**asdict(task[0]), "error": f"{type(error).__name__}: {error}"}
-
-
-def machine(size: Size, device: str) -> dict[str, Any]:
-    """What the runs were made with."""
-    text = EXAMPLE["standard_library"](size.text)
+def machine(size: Size, text: Tensor) -> dict[str, Any]:
+    """What the runs are made with."""
     digest = hashlib.sha256(text.to(torch.uint8).numpy().tobytes()).hexdigest()
-    name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     return {"device": name, "torch": torch.__version__, "python": platform.python_version(), "text_bytes": len(text),
             "text_sha256": digest, **asdict(size)}  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> None:
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # else the streams of 16 networks share eight queues
     cuda = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--size", choices=list(SIZES), default="gpu" if cuda else "cpu")
     parser.add_argument("--seeds", type=int, default=6)
-    parser.add_argument("--workers", type=int, default=8 if cuda else 2)
-    parser.add_argument("--seconds", type=float, default=100.0)
+    parser.add_argument("--seconds", type=float, default=300.0)
     options = parser.parse_args(arguments)
-    size, device = SIZES[options.size], "cuda" if cuda else "cpu"
-    tasks = [(job, size, device) for job in jobs(size, options.seeds)]
-    context = multiprocessing.get_context("spawn")
-    with options.out.open("w", encoding="utf-8") as file, context.Pool(options.workers) as pool:
-        print(json.dumps(machine(size, device)), file=file, flush=True)
-        results = pool.imap_unordered(attempt, tasks)
-        for number in range(1, len(tasks) + 1):
-            try:
-                result = results.next(max(0.0, BEGUN + options.seconds - time.monotonic()))
-            except multiprocessing.TimeoutError:
+    torch.set_float32_matmul_precision("high")
+    size, until = SIZES[options.size], BEGUN + options.seconds
+    text = EXAMPLE["standard_library"](size.text)
+    seeds = [list(jobs(size, seed)) for seed in range(options.seeds)]
+    streams = [torch.cuda.Stream() if cuda else None for _ in jobs(size, 0)]
+    with options.out.open("w", encoding="utf-8") as file:
+        print(json.dumps(machine(size, text)), file=file, flush=True)
+        text = text.to("cuda" if cuda else "cpu")
+        for some in seeds:
+            begun = time.monotonic()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the constraint says in words what the alarms say
+                records = train(some, size, text, streams, until)
+            if cuda:
+                torch.cuda.synchronize()
+            gc.collect()  # graphs lie in cycles
+            if not records:
+                print(f"time was up during seed {some[0].seed}", flush=True)
                 break
-            print(json.dumps(result, allow_nan=False), file=file, flush=True)
-            alarm = (result.get("alarms") or [{}])[0]
+            for record in records:
+                print(json.dumps(record, allow_nan=False), file=file, flush=True)
+            now = time.monotonic()
+            spiked, alarmed = (sum(bool(record[key]) for record in records) for key in ("spike", "alarms"))
             print(
-                f"{time.monotonic() - BEGUN:5.1f} s, {number} of {len(tasks)}: {result['remedy']} {result['rate']} "
-                f"seed {result['seed']}: loss {result.get('last')}, spike {result.get('spike')}, first alarm "
-                f"{alarm.get('step')} {alarm.get('kind')} {alarm.get('layer')} {result.get('error', '')}",
+                f"{now - BEGUN:5.1f} s: seed {some[0].seed} took {now - begun:.1f} s; of {len(records)} runs {spiked} "
+                f"spiked, {alarmed} raised an alarm",
                 flush=True,
             )
 
