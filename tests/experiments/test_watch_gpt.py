@@ -101,8 +101,6 @@ def made(remedy, rate, seed):
 def test_the_record_is_thinned_to_what_the_figure_and_the_table_need(tmp_path, monkeypatch, capsys):
     some = [job for seed in range(3) for job in jobs(SIZES["cpu"], seed)][:-3]  # the last seed is not whole
     runs = [made(job.remedy, job.rate, job.seed) for job in some]
-        :-3
-    ]  # the last seed is not whole
     raw = [{"steps": 40}, *runs]
     (tmp_path / "raw").write_text("\n".join(map(json.dumps, raw)))
     monkeypatch.setattr(watch_figure, "RECORD", tmp_path / "record.jsonl")
