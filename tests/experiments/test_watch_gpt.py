@@ -10,7 +10,6 @@ from experiments.watch_gpt import EXAMPLE, SIZES, Job, jobs, main, train
 
 from experiments import watch_figure
 
-
 TEXT = EXAMPLE["standard_library"](SIZES["tiny"].text)
 
 
