@@ -143,7 +143,8 @@ def preserve_rng_and_buffers(module: nn.Module, device: torch.device) -> Iterato
     try:
         for home, name, buffer in buffers:
             home[name] = None if buffer is None else buffer.clone()
-        with torch.random.fork_rng([device] if device.type == "cuda" and not is_capturing(device) else []):
+        is_captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        with torch.random.fork_rng([device] if device.type == "cuda" and not is_captured else []):
             yield
     finally:
         for home, name, buffer in buffers:
@@ -282,11 +283,6 @@ def at_fixed_address(tensor: Tensor) -> Tensor:
     if tensor.is_cuda:
         tensor._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]
     return tensor
-
-
-def is_capturing(device: torch.device) -> bool:
-    """Whether work on this device is being recorded into a CUDA graph, where the host must not look at any result."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def direct_launch(compiled: Any) -> Callable[..., None]:

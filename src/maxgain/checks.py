@@ -168,8 +168,6 @@ class Checks:
         self, constraint: Constraint, optimizer: Optimizer | None, plan: StepPlan, sizes: Tensor, *, is_new: bool
     ) -> None:
         """Check the snapshot that has arrived, and with ``is_new`` take one of this step."""
-        if _torch.is_capturing(sizes.device):  # where nothing may be asked of the device
-            return
         if self.pending is not None and self.pending[2].query():
             self.report()
         if is_new:
@@ -358,7 +356,7 @@ def try_compiled_forwards(constraint: Constraint) -> None:
     for hook in [hook for hook in constraint._hooks if hook.untried]:
         layer, module, weight = hook.layer, hook.layer.module, hook.layer.parameter
         width = getattr(module, "in_features", getattr(module, "in_channels", None))
-        if width is None or layer.kind.form != "affine" or is_sharded(weight) or _torch.is_capturing(weight.device):
+        if width is None or layer.kind.form != "affine" or is_sharded(weight):
             continue
         kernel = zip(getattr(module, "kernel_size", ()), getattr(module, "dilation", ()), strict=True)
         shape = (2, width, *(4 + 2 * size * dilation for size, dilation in kernel))

@@ -6,7 +6,6 @@ A subclass says how large each weight is (``_estimate``); after a step the base 
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -43,7 +42,6 @@ class StepPlan:
     weights: list[Tensor]  # what the step may divide: trained, bounded, and this rank's part of them
     at: Tensor  # the slot of each of them
     fused: kernels.FusedProjection | None  # the projection in one launch, where a GPU can do that
-    version: int  # the constraint's, when the plan was made
     origins: list[tuple[Any, str, Any, tuple[bool, int] | None]]
     """What the plan was made of: module, name and parameter; whether that is trained, and its address."""
 
@@ -52,7 +50,7 @@ class StepPlan:
 class Attached:
     """An optimizer whose steps are followed."""
 
-    handle: RemovableHandle
+    handle: RemovableHandle | None = None
     steps: int = 0
     held: int = 0  # how many parameters the optimizer held when the plan was made
     plan: StepPlan | None = None
@@ -94,7 +92,6 @@ class Constraint:
         self._exclude, self._explicit = as_globs(exclude), include is not None
         self._layers, self._slots = found.layers, _number_weights(found.layers)
         self._is_bounded: list[bool] = []
-        self._version = 0
         self._paused = False
         self._attached: dict[Optimizer | None, Attached] = {}
         self._hooks: list[Any] = []
@@ -129,8 +126,9 @@ class Constraint:
         values = torch.tensor(smallest, dtype=self._bounds.dtype, device=self._bounds.device)
         self._bounds.copy_(values)  # in place: a captured step sees it too
         is_bounded = [value < float("inf") for value in smallest]
-        self._version += is_bounded != self._is_bounded  # other weights are divided from now on
-        self._is_bounded = is_bounded
+        if is_bounded != self._is_bounded:  # other weights are divided from now on
+            self._is_bounded = is_bounded
+            self._forget_plans()
 
     @property
     def gains(self) -> dict[str, float]:
@@ -167,7 +165,7 @@ class Constraint:
         # Not compiled: it counts on the host, and would be compiled again for each count.
         after_step = torch.compiler.disable(self._step)  # type: ignore[no-untyped-call]
         self._attached[optimizer] = Attached(optimizer.register_step_post_hook(after_step))
-        self._version += 1
+        self._forget_plans()
         self._plan(optimizer)
         if self._hooks:
             checks.warn(checks.unsuited(optimizer))
@@ -182,8 +180,7 @@ class Constraint:
 
     def step(self) -> None:
         """Project every constrained weight now, for updates without an attached optimizer."""
-        if None not in self._attached:
-            self._attached[None] = Attached(RemovableHandle(OrderedDict()))
+        self._attached.setdefault(None, Attached())
         self._step(None)
 
     @contextlib.contextmanager
@@ -231,12 +228,16 @@ class Constraint:
         """Return the size of a layer that takes no measuring."""
         raise NotImplementedError
 
+    def _shrink(self, plan: StepPlan, bounds: Tensor) -> Tensor:
+        """Where ``divides`` is False: bound the plan's weights otherwise, and return the smallest factor of each."""
+        raise NotImplementedError
+
     def _register(self) -> None:
         """Register hooks, where there are none."""
         if self._updates is None:
             self._updates = _torch.Updates(self, lambda constraint: checks.warn(checks.not_attached(constraint)))
 
-    def _rest(self, attached: Attached) -> None:
+    def _rest(self, attached: Attached, plan: StepPlan) -> None:
         """With ``every``: have the forwards before the optimizer's next step measured, or not."""
 
     def _dropped(self) -> Tensor:
@@ -256,16 +257,18 @@ class Constraint:
         if self._paused:
             return
         attached = self._attached[optimizer]
+        is_captured = self._gains.is_cuda and torch.cuda.is_current_stream_capturing()
         number, rest = divmod(attached.steps, self.every)
         attached.steps += 1
-        if rest and not _torch.is_capturing(self._gains.device):
-            self._rest(attached)
+        if rest and not is_captured:
+            self._rest(attached, attached.plan or self._plan(optimizer))
             return
-        is_checked = not number & (number + 1)  # at steps 1, 2, 4, 8, … of those that measure
+        # At steps 1, 2, 4, 8, … of those that measure; within a captured one nothing may be asked of the device.
+        is_checked = not number & (number + 1) and not is_captured
         if is_checked:
             checks.try_compiled_forwards(self)
         plan = self._plan(optimizer)
-        if _torch.is_capturing(self._gains.device):
+        if is_captured:
             attached.captured.append(plan)
         if self._unsaid:
             unsaid, self._unsaid = self._unsaid, {}
@@ -273,11 +276,21 @@ class Constraint:
         sizes = self._estimate(plan)
         if dist.is_available() and dist.is_initialized():
             sizes = max_over_ranks(sizes, self.process_group)
-        if is_checked or attached.checks.pending is not None:
+        if is_checked or (attached.checks.pending is not None and not is_captured):
             attached.checks.look(self, optimizer, plan, sizes, is_new=is_checked)
-        self._project(plan, sizes)
+        if plan.fused is not None:  # it uses the sizes up
+            plan.fused(sizes, self._bounds, self._gains, self._scales, self._counts)
+        else:
+            bounds = self._bounds[plan.at]
+            scales = project_(plan.weights, sizes[plan.at], bounds) if self.divides else self._shrink(plan, bounds)
+            # What users see is kept in place, so that the replays of a captured step show too.
+            is_measured = sizes >= 0
+            self._gains.copy_(torch.where(sizes == NOT_FINITE, torch.nan, torch.where(is_measured, sizes, self._gains)))
+            self._scales.index_fill_(0, plan.own, 1.0).index_copy_(0, plan.at, scales)
+            self._counts[0] += is_measured
+            self._counts[1:].index_add_(1, plan.at, torch.stack([scales < 1, scales < HARD]).int())
         if self.every > 1:
-            self._rest(attached)
+            self._rest(attached, plan)
 
     def _plan(self, optimizer: Optimizer | None) -> StepPlan:
         """Return what a step of this optimizer works on; without one, everything. Made again when that changes."""
@@ -287,16 +300,15 @@ class Constraint:
             held += len(group["params"])
         if attached.held != held:  # the plans of other optimizers depend on it too
             attached.held = held
-            self._version += 1
-        plan = attached.plan
-        if plan is not None and plan.version == self._version:
-            for module, name, weight, known in plan.origins:
+            self._forget_plans()
+        if attached.plan is not None:
+            for module, name, weight, known in attached.plan.origins:
                 if module._parameters.get(name) is not weight:
                     break
                 if known is not None and known != (weight.requires_grad, weight.data_ptr()):
                     break
             else:
-                return plan
+                return attached.plan
         if self._layers:
             self._move_to(_device(self._layers))
         for hook in self._hooks:
@@ -304,21 +316,9 @@ class Constraint:
         attached.plan = _make_plan(self, optimizer)
         return attached.plan
 
-    def _project(self, plan: StepPlan, sizes: Tensor, scales: Tensor | None = None) -> None:
-        """Divide the plan's weights by what their sizes exceed the bounds by, unless that is done; keep what users see.
-
-        In place, so that the replays of a captured step show too.
-        """
-        if scales is None and plan.fused is not None:  # it uses the sizes up
-            plan.fused(sizes, self._bounds, self._gains, self._scales, self._counts)
-            return
-        if scales is None:
-            scales = project_(plan.weights, sizes[plan.at], self._bounds[plan.at])
-        is_measured = sizes >= 0
-        self._gains.copy_(torch.where(sizes == NOT_FINITE, torch.nan, torch.where(is_measured, sizes, self._gains)))
-        self._scales.index_fill_(0, plan.own, 1.0).index_copy_(0, plan.at, scales)
-        self._counts[0] += is_measured
-        self._counts[1:].index_add_(1, plan.at, torch.stack([scales < 1, scales < HARD]).int())
+    def _forget_plans(self) -> None:
+        for attached in self._attached.values():
+            attached.plan = None
 
     def _move_to(self, device: torch.device) -> None:
         """Follow a model that was moved to another device."""
@@ -334,7 +334,7 @@ class Constraint:
             self._hooks.remove(hook)
         place = self._layers.index(layer)
         del self._layers[place], self._slots[place]
-        self._version += 1
+        self._forget_plans()
 
     def _by_name(self, packed: Tensor) -> dict[str, float]:
         values = packed.tolist()
@@ -387,7 +387,7 @@ def _make_plan(constraint: Constraint, optimizer: Optimizer | None) -> StepPlan:
     can_fuse = is_simple and kernels.can_fuse(parts, bounds)
     fused = kernels.FusedProjection(parts, at, count, bounds.device) if can_fuse else None
     own, places = (torch.tensor(some, dtype=torch.int64, device=bounds.device) for some in (sorted(slots), at))
-    return StepPlan(slots, own, parts, places, fused, constraint._version, origins)
+    return StepPlan(slots, own, parts, places, fused, origins)
 
 
 def _device(layers: Sequence[Layer]) -> torch.device:

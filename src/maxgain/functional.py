@@ -70,15 +70,6 @@ def without_bias(output: Tensor, bias: Tensor | None, channel_dims: int) -> Tens
     return output - rounded.to(torch.promote_types(output.dtype, torch.float32)).view(-1, *[1] * (channel_dims - 1))
 
 
-def running_scale(weight: Tensor, variance: Tensor, eps: float) -> Tensor:
-    """Return the diagonal W of batch norm, ``α / sqrt(variance + ε)``.
-
-    The running variance is a steadier estimate than the batch's.
-    """
-    wide = torch.promote_types(weight.dtype, torch.float32)
-    return weight.to(wide) * torch.rsqrt(variance.to(wide) + eps)
-
-
 def norm(v: Tensor, p: float, dims: int) -> Tensor:
     """Return the p-norm over the last dimensions, in float32 at least."""
     over, wide = tuple(range(-dims, 0)), torch.promote_types(v.dtype, torch.float32)

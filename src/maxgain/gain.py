@@ -20,8 +20,8 @@ from .checks import homogeneity_error
 from .constraint import NOT_FINITE, UNMEASURED, Attached, Constraint, StepPlan
 from .distributed import Group, full, gathered_parameters, is_flat_shard, is_sharded
 from .errors import MaxGainError
-from .functional import check_p, gain, norm, project_, running_scale, without_bias
-from .layers import Bound, Globs, Layer
+from .functional import check_p, gain, norm, project_, without_bias
+from .layers import Bound, Globs, Layer, check_instance
 
 __all__ = ["MaxGain", "gain", "project_", "record"]
 
@@ -79,9 +79,7 @@ class MaxGain(Constraint):
         exclude: Globs = (),
         process_group: Group = None,
     ) -> None:
-        self.p, self.instance, self.every = check_p(p), instance, every
-        if instance not in ("auto", "sample"):
-            raise MaxGainError(f"instance must be 'auto' or 'sample', not {instance!r:.40}.")
+        self.p, self.instance, self.every = check_p(p), check_instance(instance), every
         if not isinstance(every, int) or every < 1:
             raise MaxGainError(f"every must be a whole number from 1 on, not {every!r:.40}.")
         self.mask: Tensor | None = None
@@ -127,14 +125,10 @@ class MaxGain(Constraint):
         maxima.index_fill_(0, plan.own, UNMEASURED)
         return sizes
 
-    def _rest(self, attached: Attached) -> None:
-        assert attached.plan is not None
-        buffer, slots, own = self._buffer, attached.plan.slots, attached.plan.own
-        if _torch.is_capturing(own.device):  # each replay counts
-            if len(slots) == len(buffer.resting):
-                torch.threshold_(buffer.resting.sub_(1), -1, self.every - 1)
-            else:
-                buffer.resting[own] = torch.threshold(buffer.resting[own] - 1, -1, self.every - 1)
+    def _rest(self, attached: Attached, plan: StepPlan) -> None:
+        buffer, slots, own = self._buffer, plan.slots, plan.own
+        if buffer.is_captured:  # each replay counts
+            buffer.resting[own] = torch.threshold(buffer.resting[own] - 1, -1, self.every - 1)
             return
         steps = -attached.steps % self.every  # until one that measures
         if (steps > 0) != slots.issubset(buffer.idle):
@@ -169,6 +163,11 @@ class Buffer:
         """The slots that rest, as far as the host knows: captured steps count on the device."""
         self.move_to(like.device)
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether work is being recorded into a CUDA graph: then forwards ask the device, and the host may not."""
+        return self.maxima.is_cuda and torch.cuda.is_current_stream_capturing()
+
     def move_to(self, device: torch.device) -> None:
         """Follow a model to another device."""
         self.maxima, self.dropped, self.resting = (
@@ -188,11 +187,10 @@ _buffers: weakref.WeakValueDictionary[int, Buffer] = weakref.WeakValueDictionary
 class _Hook(_torch.ForwardHook):
     """Records the gain of one layer's training forwards."""
 
-    __slots__ = ("buffer", "constraint", "instance", "is_whole", "layer", "slot", "untried", "weight")
+    __slots__ = ("buffer", "constraint", "dims", "is_whole", "layer", "slot", "untried", "weight")
 
     def __init__(self, layer: Layer, slot: int, constraint: MaxGain) -> None:
-        self.layer, self.slot, self.constraint = layer, slot, constraint
-        self.buffer, self.instance = constraint._buffer, constraint.instance
+        self.layer, self.slot, self.constraint, self.buffer = layer, slot, constraint, constraint._buffer
         self.untried = layer.own_forward
         self.look_up()
         self.register(layer.module)
@@ -201,6 +199,7 @@ class _Hook(_torch.ForwardHook):
         """Learn which parameter is the module's own; functional_call puts another in its place for a while."""
         self.weight = self.layer.parameter
         self.is_whole = not (is_sharded(self.weight) or is_flat_shard(self.weight))  # else ranks put it together
+        self.dims = tuple(self.layer.instance_dims(dim, self.constraint.instance) for dim in range(8))
 
     @_torch.skip_standalone_compile
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
@@ -210,14 +209,14 @@ class _Hook(_torch.ForwardHook):
         x: Any = args[0] if args else kwargs.get("input", next(iter(kwargs.values()), None))
         if torch.compiler.is_compiling():
             return self.measure_compiled(module, x, output)
-        if self.slot in self.buffer.idle and not _torch.is_capturing(self.buffer.maxima.device):
-            return None  # a captured forward asks the device instead
+        if self.slot in self.buffer.idle and not self.buffer.is_captured:
+            return None
         is_own = not self.is_whole or module._parameters.get(self.layer.kind.weight) is self.weight
         if not is_own or _torch.is_simulated(x):
             return None
         with _torch.without_modes() if _torch.count_modes() else contextlib.nullcontext(), torch.no_grad():
             try:
-                if self.untried and not _torch.is_capturing(self.buffer.maxima.device):
+                if self.untried and not self.buffer.is_captured:
                     if reason := homogeneity_error(self.layer, args, kwargs):
                         self.constraint._skip(self.layer, reason)
                         return None
@@ -256,41 +255,44 @@ class _Hook(_torch.ForwardHook):
 
     def measure_compiled(self, module: nn.Module, x: Any, output: Any) -> Tensor | None:
         """Record a forward that torch.compile reads; what is not measured here is found by its gradient."""
-        is_tensor = isinstance(output, Tensor)  # what a registered layer returns is up to its linear_part
-        if _torch.is_compiling_no_training():
+        kind, is_tensor = self.layer.kind, isinstance(output, Tensor)
+        if _torch.is_compiling_no_training() or not (is_tensor or kind.form == "other"):
             return None
-        if not is_tensor and self.layer.kind.form != "other":
-            return None
-        if self.is_whole and type(module._parameters.get(self.layer.kind.weight)) is Tensor:
+        if self.is_whole and type(module._parameters.get(kind.weight)) is Tensor:
             return None  # put there by functional_call
-        is_sequence = x.dim() > 2 and self.layer.kind.dims == 1
+        is_sequence = kind.dims == 1 and x.dim() > 2
         onward = _torch.alias_output(output) if is_sequence and is_tensor and output.requires_grad else None
         if is_sharded(x) or is_sharded(output):
             x, output = full(x), full(output)
+        if kind.form == "affine":
+            if x.dtype == torch.float32 and output.dtype in (torch.bfloat16, torch.float16):
+                x = x.to(output.dtype)  # as autocast gave it to the layer: x itself need not be written to memory
+            if is_sequence and self.dims[x.dim()] == 1:
+                x, output = x.flatten(0, -2), output.flatten(0, -2)  # as the product takes them: once in memory
         with torch.no_grad():  # no detach(): the compiler would not see that a cast of x is the layer's own
             torch.ops.maxgain.record(*self.arguments(module, x, output))
         return onward
 
-    def arguments(self, module: Any, x: Tensor, output: Tensor) -> tuple[Any, ...]:
-        """What ``record`` takes for a forward of this layer."""
+    def arguments(self, module: Any, x: Tensor, z: Any) -> tuple[Any, ...]:
+        """What ``record`` takes for a forward of this layer that returned z."""
         layer, kind, buffer = self.layer, self.layer.kind, self.buffer
-        dims, is_compiling = layer.instance_dims(x, self.instance), torch.compiler.is_compiling()
-        place = (buffer.maxima, buffer.dropped, buffer.resting, self.slot)
-        if kind.form == "other":
-            x, z = layer.linear_part(x.detach(), output.detach() if isinstance(output, Tensor) else output)
-            return *place, x.detach(), z.detach(), None, None, 0.0, dims, dims, buffer.p
-        is_norm = kind.form == "batch_norm"
-        vector = module.weight if is_norm else getattr(module, "bias", None)
-        if is_norm:
-            return *place, x, None, vector, module.running_var, float(module.eps), dims, dims, buffer.p
-        if layer.part is not None:
-            output = output.narrow(-(kind.dims or 1), *layer.part)
-            vector = None if vector is None else vector.narrow(0, *layer.part)
-        if is_compiling and x.dtype == torch.float32 and output.dtype in (torch.bfloat16, torch.float16):
-            x = x.to(output.dtype)  # as autocast gave it to the layer: x itself need not be written to memory
-        if is_compiling and kind.dims == 1 == dims and x.dim() > 2:
-            x, output = x.flatten(0, -2), output.flatten(0, -2)  # as the product takes them: once in memory
-        return *place, x, output, vector, None, 0.0, kind.dims, dims, buffer.p
+        dims = channel_dims = self.dims[x.dim()]
+        vector = variance = None
+        eps = 0.0
+        if kind.form == "batch_norm":
+            z, vector, variance, eps = None, module.weight, module.running_var, float(module.eps)
+        elif kind.form == "affine":
+            vector, channel_dims = getattr(module, "bias", None), kind.dims or 1
+            if layer.part is not None:
+                z = z.narrow(-channel_dims, *layer.part)
+                vector = None if vector is None else vector.narrow(0, *layer.part)
+        else:
+            x, z = layer.linear_part(x.detach(), z.detach() if isinstance(z, Tensor) else z)
+            x, z = x.detach(), z.detach()
+        return (
+            buffer.maxima, buffer.dropped, buffer.resting, self.slot, x, z, vector, variance, eps, channel_dims, dims,
+            buffer.p,
+        )  # fmt: skip
 
 
 def record(
@@ -302,7 +304,7 @@ def record(
     ``Wx`` is z less the bias ``vector``; of batch norm, which has no z, it is x times ``vector / sqrt(variance + ε)``.
     """
     buffer = _buffers.get(maxima.data_ptr())
-    if buffer is not None and slot in buffer.idle and not _torch.is_capturing(maxima.device):
+    if buffer is not None and slot in buffer.idle and not buffer.is_captured:
         return
     if x.is_cuda and kernels.measure(
         maxima, dropped, resting, slot, x, z, vector, variance, eps, channel_dims, dims, p
@@ -316,27 +318,21 @@ def record(
     else:
         assert vector is not None
         assert variance is not None
-        gains = diagonal_gain(x, running_scale(vector, variance, eps), p)
+        wide = torch.promote_types(vector.dtype, torch.float32)
+        scale = vector.to(wide) * torch.rsqrt(variance.to(wide) + eps)
+        if dims == 1:
+            gains = gain(x * scale, x, p)
+        else:  # from the norms of the channels: x is read once and not copied
+            norms, unit = norm(x, p, dims - 1), scale.abs().amax().clamp_min(torch.finfo(wide).tiny)
+            gains = gain(norms * (scale / unit), norms, p) * unit  # the scale begins at zero in residual branches
     gains = gains.to(maxima.device, maxima.dtype).flatten()
     if is_cpu and math.isfinite((largest := gains.amax()).item()):  # then all of them are
         maxima[slot].clamp_(min=largest)
         return
-    finite = torch.isfinite(gains)
-    largest, lost = torch.where(finite, gains, NOT_FINITE).amax(), (~finite).sum()
-    if not is_cpu:
-        is_measured = resting[slot] == 0
-        largest, lost = torch.where(is_measured, largest, UNMEASURED), torch.where(is_measured, lost, 0)
-    maxima[slot].clamp_(min=largest)
-    dropped[slot].add_(lost)
+    finite, is_measured = torch.isfinite(gains), resting[slot] == 0
+    largest = torch.where(finite, gains, NOT_FINITE).amax()
+    maxima[slot].clamp_(min=torch.where(is_measured, largest, UNMEASURED))
+    dropped[slot].add_((~finite & is_measured).sum())
 
 
 kernels.define_operator(record)
-
-
-def diagonal_gain(x: Tensor, scale: Tensor, p: float) -> Tensor:
-    """Return the gain of each sample when W scales the channels, dimension 1: x is read once and not copied."""
-    if x.dim() == 2:
-        return gain(x * scale, x, p)
-    norms = norm(x, p, x.dim() - 2)
-    largest = scale.abs().amax().clamp_min(torch.finfo(scale.dtype).tiny)  # it begins at zero in residual branches
-    return gain(norms * (scale / largest), norms, p) * largest

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .errors import BoundError, NothingToConstrainError, PatternError, UnsupportedLayerError
-from .functional import running_scale, without_bias
+from .errors import BoundError, MaxGainError, NothingToConstrainError, PatternError, UnsupportedLayerError
+from .functional import without_bias
 
 Bound = float | Mapping[str, float]
 Globs = str | Iterable[str]
@@ -75,7 +75,10 @@ def _optional(dims: int | None, normalised: Callable[[Any, Tensor], Tensor]) -> 
 
 
 def _batch_norm_scale(layer: Any) -> Tensor:
-    return running_scale(layer.weight.detach(), layer.running_var, layer.eps)
+    """``α / sqrt(variance + ε)``, of the running variance, a steadier estimate than the batch's."""
+    weight: Tensor = layer.weight.detach()
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    return weight.to(wide) * torch.rsqrt(layer.running_var.to(wide) + layer.eps)
 
 
 # A type of an optional dependency is named by its path, so that nothing is imported for it.
@@ -171,10 +174,10 @@ class Layer:
         weight: Tensor = getattr(self.module, self.kind.weight)
         return weight if self.part is None else weight.narrow(self.kind.output_dim, *self.part)
 
-    def instance_dims(self, x: Tensor, instance: str = "auto") -> int:
-        """How many trailing dimensions of this input make up one instance; with 'sample', all but the first."""
-        dims = self.parameter.dim() if self.kind.dims == 0 else self.kind.dims
-        return x.dim() - 1 if dims is None or (instance == "sample" and x.dim() > dims) else dims
+    def instance_dims(self, x_dim: int, instance: str = "auto") -> int:
+        """How many trailing dimensions of an input of so many are one instance; with 'sample', all but the first."""
+        dims = self.weight.dim() if self.kind.dims == 0 else self.kind.dims
+        return x_dim - 1 if dims is None or (instance == "sample" and x_dim > dims) else dims
 
     def linear_part(self, x: Tensor, output: Any) -> tuple[Tensor, Tensor]:
         """``(x, Wx)`` of a call of the module."""
@@ -337,6 +340,13 @@ def uncovered(model: Any, layers: Iterable[Layer], skipped: Iterable[str], exclu
                 if not set(skipped) & {*ancestors}:
                     unknown[name] = weight.numel()
     return without / max(1, total), sorted(unknown, key=lambda name: -unknown[name])
+
+
+def check_instance(instance: Any) -> Any:
+    """Return what names an instance."""
+    if instance not in ("auto", "sample"):
+        raise MaxGainError(f"instance must be 'auto' or 'sample', not {instance!r:.40}.")
+    return instance
 
 
 # --- Bounds and globs -------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from .checks import homogeneity_error, warn
 from .distributed import full, gathered_parameters
 from .errors import MaxGainError, MissingExtraError
 from .functional import check_p, gain
-from .layers import ITSELF, Globs, Layer, expect_some, find_layers
+from .layers import ITSELF, Globs, Layer, check_instance, expect_some, find_layers
 from .text import Row, Tabular
 
 if TYPE_CHECKING:
@@ -113,8 +113,7 @@ def measure_gains(
         16
     """
     p = check_p(p)
-    if instance not in ("auto", "sample"):
-        raise MaxGainError(f"instance must be 'auto' or 'sample', not {instance!r:.40}.")
+    check_instance(instance)
     if isinstance(batches, Tensor | np.ndarray | Mapping | str) or not isinstance(batches, Iterable):
         raise MaxGainError(f"batches must be several, such as [batch] or a DataLoader, not {type(batches).__name__}.")
     found = find_layers(model, include, exclude, rescale=False)
@@ -131,7 +130,7 @@ def measure_gains(
                 skipped[layer.name] = reason
             elif (x := first_input(args, kwargs)).numel():
                 x, z = layer.linear_part(full(x), full(output) if isinstance(output, Tensor) else output)
-                seen[layer.name].append(gain(z, x, p, layer.instance_dims(x, instance)).flatten())
+                seen[layer.name].append(gain(z, x, p, layer.instance_dims(x.dim(), instance)).flatten())
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # what a layer is given and returns is up to its model

@@ -41,16 +41,16 @@ class WeightClip(Constraint):
     def _size(self, layer: Layer) -> Tensor:
         return self._finite_sizes(layer).amax()
 
-    def _project(self, plan: StepPlan, sizes: Tensor, scales: Tensor | None = None) -> None:
+    def _shrink(self, plan: StepPlan, bounds: Tensor) -> Tensor:
         users = dict(zip(reversed(self._slots), reversed(self._layers), strict=True))  # of each weight, the first layer
-        scales = self._bounds[plan.at]
+        scales = torch.ones_like(bounds)
         for i, (weight, slot) in enumerate(zip(plan.weights, plan.at.tolist(), strict=True)):
             own = self._finite_sizes(users[slot])
-            factors = (own / self._bounds[slot].to(own)).clamp_min_(1.0)
+            factors = (own / bounds[i].to(own)).clamp_min_(1.0)
             scales[i] = factors.amax().reciprocal()
             if weight.is_cuda or bool((factors > 1).any()):  # a weight within its bound is not written to
                 weight.copy_(weight.to(factors.dtype).div_(_local_part(factors, users[slot].parameter)))
-        super()._project(plan, sizes, scales)
+        return scales
 
     def _finite_sizes(self, layer: Layer) -> Tensor:
         weight = full(layer.weight)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import is_capturing
 from .measuring import DTYPES, HAS_TRITON, Kernel, compile_error, power_of_two
 
 CHUNK = 16384
@@ -79,7 +78,7 @@ def can_fuse(weights: Sequence[Tensor], sizes: Tensor) -> bool:
         and sizes.dtype == torch.float32
         and all(type(w) in (Tensor, torch.nn.Parameter) for w in weights)
         and all(w.device == sizes.device and w.dtype in DTYPES and _in_one_piece(w) for w in weights)
-        and not is_capturing(sizes.device)  # what the launches need to know cannot be copied to the GPU during capture
+        and not torch.cuda.is_current_stream_capturing()  # which copies nothing to the GPU for the launches
         and not compile_error(sizes.device)
     )
 

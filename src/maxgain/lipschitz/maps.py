@@ -203,7 +203,7 @@ def linear_map(layer: Layer, shapes: Shapes | None, dtype: torch.dtype) -> Linea
 
 def instance_shapes(layer: Layer, x: Tensor, output: Any) -> Shapes:
     """Return the shapes of one instance, from a call of the layer."""
-    dims = layer.instance_dims(x)
+    dims = layer.instance_dims(x.dim())
     like = output if layer.kind.form == "affine" else x  # others may return anything
     return tuple(x.shape[-dims:]), tuple(like.shape[-dims:])
 

@@ -90,7 +90,7 @@ class Lipschitz(Constraint):
 
     def _estimate(self, plan: StepPlan) -> Tensor:
         device, estimates = self._gains.device, partial(super()._estimate, plan)
-        if device.type != "cuda" or _torch.is_capturing(device):
+        if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             return estimates()
         own = [layer for layer, slot in zip(self._layers, self._slots, strict=True) if slot in plan.slots]
         known = [self._norms[layer].addresses(device) for layer in own]
