@@ -307,6 +307,7 @@ def test_promise_14_full_disk_is_the_machine_and_loses_nothing(tmp_path, monkeyp
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, content)
 
+    monkeypatch.setattr(run, "SAVING_SHARE", math.inf)  # after every epoch
     with monkeypatch.context() as patch:
         patch.setattr(_files, "write", full)
         with pytest.raises(run.MachineError, match="space"):

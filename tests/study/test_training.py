@@ -20,6 +20,7 @@ from maxgain.study.recipe import RECIPES
 from maxgain.study.training import (
     EVALUATION_BATCH,
     PADDING,
+    Adam,
     DivergedError,
     Training,
     augment,
@@ -78,6 +79,28 @@ def test_plain_loop(digits, network, optimiser, schedule):
         for name, tensor in model.state_dict().items():
             torch.testing.assert_close(training.model.state_dict()[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
     assert means[-1] < 0.9 * means[0], "the plain loop learned nothing, so it proves nothing"
+
+
+def test_adam_is_torchs_to_the_bit():
+    layers = [[nn.Linear(7, 5), nn.Linear(5, 3)] for _ in range(2)]
+    for one, other in zip(*layers, strict=True):
+        other.load_state_dict(one.state_dict())
+    kinds, optimizers = (torch.optim.Adam, Adam), []
+    for kind, (first, second) in zip(kinds, layers, strict=True):
+        groups = [{"params": [*first.parameters()], "weight_decay": 0.01}, {"params": [*second.parameters()]}]
+        optimizers.append(kind(groups, lr=torch.tensor(0.003), foreach=False))
+    for number in range(30):
+        x = torch.randn(4, 7)
+        for (first, second), optimizer in zip(layers, optimizers, strict=True):
+            z = first(x).relu()
+            (z if number % 3 else second(z)).square().sum().backward()  # the second layer takes fewer steps
+            optimizer.step()
+            optimizer.zero_grad()
+    for one, other in zip(*layers, strict=True):
+        for weight, same in zip(one.parameters(), other.parameters(), strict=True):
+            assert torch.equal(weight, same)
+            states = [optimizer.state[p] for optimizer, p in zip(optimizers, (weight, same), strict=True)]
+            assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
 def test_order_follows_from_seed_and_epoch(digits):

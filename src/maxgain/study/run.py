@@ -58,7 +58,7 @@ NORM_TOLERANCE = 1e-2
 """Relative accuracy of the ℓ2 operator norms in a result."""
 SMALL = 1_000_000
 """Parameters of a network that a CPU trains fastest with one thread."""
-SAVING_SHARE = 0.05
+SAVING_SHARE = 0.02
 """How much of the time checkpoints may take."""
 SAVING_SECONDS = 600.0
 """How long an epoch may go on without a checkpoint."""
@@ -303,8 +303,7 @@ class _Performance:
             self.lines.append(line)
             with _writing(self.folder), (self.folder / METRICS).open("ab") as file:
                 file.write(_files.encode(line) + b"\n")
-            is_last = training.epoch == training.recipe.epochs
-            if is_last or time.monotonic() - self.saved > self.saving_took / SAVING_SHARE:
+            if time.monotonic() - self.saved > self.saving_took / SAVING_SHARE:
                 self._save()
             if self.on_epoch is not None:
                 self.on_epoch(line)
