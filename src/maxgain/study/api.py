@@ -118,7 +118,8 @@ def tune(
     Args:
         data: Your own data, or the name of a recipe.
         regulariser: What to tune: maxgain, or maxgain+dropout.
-        by: 'grid' and 'tpe' choose by validation accuracy; 'early' chooses γ by the training loss of short runs.
+        by: 'grid' and 'tpe' choose by validation accuracy; 'early' chooses γ by the training loss of short runs, which
+            failed its test.
         grid: Values to try, by regulariser: {"maxgain": [1, 1.5, 2]}.
         budget: Number of runs of a grid or of TPE. Default: 9, or 27 for TPE.
         network: Name of a network, or a function that makes one.

@@ -267,6 +267,13 @@ def _tune_early(recipe: Recipe, run: Run, gammas: Sequence[float]) -> Tuning:
         log.warning("γ = %g is an end of the wider grid, too: try another grid", chosen)
     if any((result.train_accuracy or 0) >= LEARNED for result in results):
         log.warning("%d epochs learn the training data, and the rule means little there: tune by accuracy", epochs)
+    if recipe.label_smoothing:
+        floor = smoothing_floor(recipe.label_smoothing, results[0].classes)
+        log.warning(
+            "label smoothing keeps losses above %.2f, so the rule leans to too small γ: tune by accuracy", floor
+        )
+    if recipe.label_noise:
+        log.warning("labels are random in part, and the rule looks for γ that learn them: tune by accuracy")
     return Tuning(recipe, "early", _ordered(results, parts), {"maxgain": chosen})
 
 
@@ -283,6 +290,13 @@ def _early_choice(results: Sequence[Result]) -> float:
         return choose_gamma(learned)
     except ChoiceError:  # the smallest trains as well as any
         return min(losses)
+
+
+def smoothing_floor(smoothing: float, classes: int) -> float:
+    """The lowest loss that label smoothing allows: the entropy of its targets."""
+    wrong = smoothing / classes
+    right = 1 - smoothing + wrong
+    return -(right * math.log(right) + (classes - 1) * wrong * math.log(wrong))
 
 
 def early_losses(results: Iterable[Result]) -> dict[float, float]:

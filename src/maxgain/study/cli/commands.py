@@ -28,6 +28,8 @@ from ..running import Machine
 from ..sentences import counted
 from . import options
 
+NEAR = (0.67, 1, 1.5, 2, 3)
+"""Factors of the early rule's choice: the best γ of every recorded search lies between the first and the last."""
 console = Console(highlight=False, width=None)
 
 
@@ -63,6 +65,11 @@ def tune(recipe: Recipe, asked: options.Tune) -> None:
     if tuned.by == "early":
         picture = _save(early_curve(tuned.results, tuned.numbers["maxgain"]), tuned.folder / "early.png")
         console.print(f"picture: {picture}", soft_wrap=True)
+        console.print("A first look: the early rule failed its test. Check its choice by validation accuracy:")
+        near = ",".join(f"{tuned.numbers['maxgain'] * factor:.3g}" for factor in NEAR)
+        grid = ("--regulariser", asked.regulariser, "--grid", f"maxgain={near}")
+        suggest(("tune", recipe.name, *grid, *_changed(recipe, asked)))
+        return
     suggest(("train", recipe.name, "--regulariser", tuned.best, *_changed(recipe, asked)))
 
 

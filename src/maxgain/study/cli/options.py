@@ -54,7 +54,7 @@ class Tune(Many):
     by: Literal["grid", "tpe"] = "grid"
     """try a grid, or let optuna's TPE propose"""
     early: bool = False
-    """choose γ by the training loss after a seventh of the run"""
+    """choose γ by the training loss after a seventh of the run: a cheap first look, which failed its test"""
 
 
 @dataclass(frozen=True, kw_only=True)
