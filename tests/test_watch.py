@@ -11,6 +11,8 @@ from torch import nn
 
 from maxgain import MaxGain, watch
 from maxgain.errors import MaxGainError, MeasurementWarning
+from maxgain.integrations.callback import GainCallback
+from maxgain.watching import Watch
 from torchrun import torchrun
 
 INF = float("inf")
@@ -220,13 +222,6 @@ def spike(step, x):
 
 def test_a_jump_names_its_layer_and_may_stop_the_run():
     model = net()
-
-    class StopError(Exception):
-        pass
-
-    def stop(alarm):
-        raise StopError(alarm)
-
     with pytest.raises(StopError) as stopped:
         fit(model, watch(model, every=1, warmup=0, on_alarm=stop), 40, spoil=grow(model[2], 10.0))
     alarm = stopped.value.args[0]
@@ -260,6 +255,61 @@ def test_an_alarm_warns_at_the_users_line():
     with pytest.warns(MeasurementWarning, match="layer '0' has inputs or outputs that are not finite") as caught:
         fit(model, watch(model, every=1), 6, spoil=spike)
     assert any(warning.filename == __file__ for warning in caught)
+
+
+class Late:
+    """An event of a GPU that is never seen to have come."""
+
+    def query(self):
+        return False
+
+    def synchronize(self):
+        pass
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """Have the numbers of a step arrive as late as those of a GPU may."""
+    now = Watch._snapshot
+    monkeypatch.setattr(Watch, "_snapshot", lambda watching: (now(watching)[0], Late()))
+
+
+def test_numbers_that_arrive_late_are_those_of_their_step(late):
+    model, kept = net(), Kept()
+    watching = watch(model, to=kept)
+    fit(model, watching)
+    assert [step for step, _ in kept] == [0, 8]
+    watching.close()
+    assert [step for step, _ in kept] == [0, 8, 16]
+
+
+class StopError(Exception):
+    pass
+
+
+def stop(alarm):
+    raise StopError(alarm)
+
+
+@pytest.mark.filterwarnings("ignore:.*that are not finite")
+@pytest.mark.parametrize("is_callback", [False, True])
+def test_an_alarm_that_is_late_and_raises_leaves_a_plain_module(late, is_callback):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if is_callback:
+        callback = GainCallback(on_alarm=stop)
+        callback.begin(model, [optimizer], is_writing=True)
+        watching, end = callback.watching, callback.end
+    else:
+        watching = watch(model, on_alarm=stop)
+        end = watching.close
+    model(batches()[0] * math.nan)
+    optimizer.step()
+    watching.log(0)
+    with pytest.raises(StopError):
+        end()
+    assert not any(module._forward_hooks for module in model.modules())
+    assert not optimizer._optimizer_step_post_hooks
 
 
 # Padding.

@@ -12,11 +12,8 @@ from typing import Literal
 from .checks import listed
 from .layers import ITSELF
 
-Kind = Literal["not finite", "jump", "growth"]
-RECENT = 20
-"""How many of a layer's logged gains make up its recent past."""
-ENOUGH = 10
-"""How many of them are needed before anything is compared with it."""
+RECENT, ENOUGH = 20, 10
+"""How many of a layer's logged gains are its recent ones, and how many of them a comparison needs."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +21,7 @@ class Alarm:
     """What went wrong in a step: the worst layer, and the names of the others."""
 
     step: int
-    kind: Kind
+    kind: Literal["not finite", "jump", "growth"]
     layer: str
     gain: float
     """Its gain; for growth, the median of its recent gains."""
@@ -44,8 +41,7 @@ class Alarm:
             "jump": f"the gain of layer {name} jumped from {numbers}",
             "growth": f"the gain of layer {name} has grown from {numbers} since the warm-up",
         }[self.kind]
-        also = f"; also {listed(list(self.others))}" if self.others else ""
-        return f"step {self.step}: {said}{also}."
+        return f"step {self.step}: {said}{f'; also {listed(list(self.others))}' if self.others else ''}."
 
 
 @dataclass
@@ -54,10 +50,11 @@ class Past:
 
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     first: float | None = None
-    dropped: int = 0
+    dropped: float = 0
     is_dropping: bool = False
 
 
+@dataclass
 class Alarms:
     """Judges the gains of every logged step.
 
@@ -66,37 +63,36 @@ class Alarms:
     once for each: again only after it was finite, after a new recent past, after growing by the same factor again.
     """
 
-    def __init__(self, jump: float, growth: float, warmup: int) -> None:
-        self.jump, self.growth, self.warmup = jump, growth, warmup
-        self.pasts: dict[str, Past] = {}
+    jump: float
+    growth: float
+    warmup: int
+    """For how many logged steps only what is not finite is an alarm."""
+    pasts: dict[str, Past] = field(default_factory=dict)
 
-    def look(self, step: int, gains: Mapping[str, float], dropped: Mapping[str, int]) -> Alarm | None:
-        """Return the alarm of a step, if there is one. Only what is not finite is one during the warm-up."""
-        found = []
-        for layer, gain in gains.items():
-            past = self.pasts.setdefault(layer, Past())
-            was_dropping, past.is_dropping = past.is_dropping, dropped[layer] > past.dropped
-            past.dropped = dropped[layer]
-            if past.is_dropping and not was_dropping:
-                found.append(Alarm(step, "not finite", layer, gain, math.nan))
-            elif self.warmup <= 0 and math.isfinite(gain) and (alarm := self._compare(step, layer, gain, past)):
-                found.append(alarm)
+    def look(self, step: int, gains: Mapping[str, float], dropped: Mapping[str, float]) -> Alarm | None:
+        """Return the alarm of a step, if there is one."""
+        found = [self._judge(step, name, gain, dropped[name]) for name, gain in gains.items()]
         self.warmup -= 1
-        found.sort(key=lambda alarm: -alarm.times)
-        return replace(found[0], others=tuple(alarm.layer for alarm in found[1:])) if found else None
+        alarms = sorted((alarm for alarm in found if alarm), key=lambda alarm: -alarm.times)
+        return replace(alarms[0], others=tuple(alarm.layer for alarm in alarms[1:])) if alarms else None
 
-    def _compare(self, step: int, layer: str, gain: float, past: Past) -> Alarm | None:
-        """Compare a gain with the layer's past, and add it to that."""
+    def _judge(self, step: int, layer: str, gain: float, dropped: float) -> Alarm | None:
+        """Compare a layer with its past, and add its gain to that."""
+        past = self.pasts.setdefault(layer, Past())
+        was_dropping, past.is_dropping, past.dropped = past.is_dropping, dropped > past.dropped, dropped
+        if past.is_dropping and not was_dropping:
+            return Alarm(step, "not finite", layer, gain, math.nan)
+        if self.warmup > 0 or not math.isfinite(gain):
+            return None
         recent = statistics.median(past.recent) if len(past.recent) >= ENOUGH else None
         past.recent.append(gain)
         if recent is None:
             return None
-        if past.first is None:
-            past.first = recent
+        first = past.first = recent if past.first is None else past.first
         if gain > self.jump * recent:
             past.recent.clear()
             return Alarm(step, "jump", layer, gain, recent)
-        if recent > self.growth * past.first:
-            before, past.first = past.first, recent
-            return Alarm(step, "growth", layer, recent, before)
+        if recent > self.growth * first:
+            past.first = recent
+            return Alarm(step, "growth", layer, recent, first)
         return None

@@ -1,7 +1,7 @@
 """``nn.MultiheadAttention`` as four dense layers, so that each of its projections has a gain of its own.
 
-It multiplies by query, key, value and output projections inside one operation, three of them packed into one parameter.
-From outside one sees neither what the projections make of their inputs nor what enters the last one.
+It multiplies by its projections inside one operation. From outside one sees neither what three of them make of their
+inputs nor what enters the last one.
 """
 
 from __future__ import annotations
@@ -33,53 +33,39 @@ class SplitAttention(nn.Module):
         self._qkv_same_embed_dim = False
 
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
+        need_weights: bool = True, attn_mask: Tensor | None = None, average_attn_weights: bool = True,
         is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """Return the attention's output and, with ``need_weights``, its weights; ``is_causal`` is a hint alone."""
         if is_causal and attn_mask is None:  # as nn.MultiheadAttention does
             raise MaxGainError("is_causal says that attn_mask is a causal mask. Pass attn_mask too.")
-        axis = (0 if self.batch_first else 1) if query.dim() == 3 else None
-        # (batch, heads, length, head_dim) each
-        q, k, v = (
-            self._heads(projection(x), axis)
-            for projection, x in zip((self.q_proj, self.k_proj, self.v_proj), (query, key, value), strict=True)
-        )
-        mask = self._mask(q, attn_mask, key_padding_mask)
-        dropout = self.dropout if self.training else 0.0
+        batch = None if query.dim() == 2 else 0 if self.batch_first else 1
+
+        def heads(x: Tensor) -> Tensor:
+            """(batch, heads, length, head_dim)."""
+            x = x.unsqueeze(0) if batch is None else x.movedim(batch, 0)
+            return x.view(*x.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
+
+        q, k, v = heads(self.q_proj(query)), heads(self.k_proj(key)), heads(self.v_proj(value))
+        mask, dropout = None, self.dropout if self.training else 0.0
+        if attn_mask is not None:
+            mask = _additive(attn_mask, q)
+            mask = mask if mask.dim() == 2 else mask.view(len(q), self.num_heads, *mask.shape[-2:])
+        if key_padding_mask is not None:
+            padding = _additive(key_padding_mask, q).view(len(q), 1, 1, -1)
+            mask = padding if mask is None else mask + padding
         weights: Tensor | None = None
         if need_weights:
             scores = q @ k.transpose(-2, -1) / self.head_dim**0.5
             weights = F.dropout(torch.softmax(scores if mask is None else scores + mask, dim=-1), dropout)
             mixed = weights @ v
             weights = weights.mean(1) if average_attn_weights else weights
-            weights = weights.squeeze(0) if axis is None else weights
+            weights = weights.squeeze(0) if batch is None else weights
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
         joined = mixed.transpose(1, 2).flatten(2)
-        return self.out_proj(joined.squeeze(0) if axis is None else joined.movedim(0, axis)), weights
-
-    def _heads(self, x: Tensor, axis: int | None) -> Tensor:
-        x = x.unsqueeze(0) if axis is None else x.movedim(axis, 0)
-        return x.view(*x.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
-
-    def _mask(self, q: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None) -> Tensor | None:
-        """Return what is added to the scores: both masks in one, with -inf where a boolean one is True."""
-        mask = None
-        if attn_mask is not None:
-            per_head = (len(q), self.num_heads, *attn_mask.shape[-2:])
-            mask = _additive(attn_mask, q) if attn_mask.dim() == 2 else _additive(attn_mask, q).view(per_head)
-        if key_padding_mask is not None:
-            padding = _additive(key_padding_mask, q).view(len(q), 1, 1, -1)
-            mask = padding if mask is None else mask + padding
-        return mask
+        return self.out_proj(joined.squeeze(0) if batch is None else joined.movedim(0, batch)), weights
 
 
 def dense(weight: Tensor, bias: Tensor | None) -> nn.Linear:
@@ -92,9 +78,9 @@ def dense(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 def _additive(mask: Tensor, like: Tensor) -> Tensor:
-    if mask.dtype != torch.bool:
-        return mask.to(like.dtype)
-    return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -torch.inf)
+    """What is added to the scores for a mask: -inf where a boolean one is True."""
+    is_boolean = mask.dtype == torch.bool
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -torch.inf) if is_boolean else mask.to(like)
 
 
 def split_attention(model: nn.Module) -> nn.Module:

@@ -11,7 +11,9 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -59,13 +61,17 @@ class Watch:
         elif not self._calls and not self.constraint._attached:
             name = type(self.constraint).__name__
             warn(f"This {name} is attached to no optimizer, so it has no gains to log. Call attach(optimizer).")
-        self._check_mask()
+        if self.mask is not None and self._ignores_mask():
+            raise MaxGainError(
+                f"no layer took the mask of shape {tuple(self.mask.shape)}: compiled forwards take none, or no dense "
+                "layer's input has this shape and one more dimension. Set mask to None."
+            )
         is_due = self._calls % self.every == 0
         self._calls += 1
-        if self._pending is not None and (is_due or self._pending[2].query()):
+        if is_due or (self._pending is not None and self._pending[2].query()):
             self.flush()
         if is_due:
-            self._pending = (step, *self._snapshot())
+            self._pending = step, *self._snapshot()
             if self._pending[2] is None:
                 self.flush()
 
@@ -73,24 +79,23 @@ class Watch:
         """Handle numbers that are still on their way from the device."""
         if self._pending is None:
             return
-        (step, rows, event), self._pending = self._pending, None
-        if event is not None:
-            event.synchronize()
+        (step, rows, arrival), self._pending = self._pending, None
+        if arrival is not None:
+            arrival.synchronize()
         gains, scales, dropped = (self.constraint._by_name(row) for row in rows)
-        counts = {name: int(count) for name, count in dropped.items()}
-        gains = {name: gain for name, gain in gains.items() if not math.isnan(gain) or counts[name]}
+        gains = {name: gain for name, gain in gains.items() if dropped[name] or not math.isnan(gain)}
         if not gains:
             return  # nothing was measured
         self.numbers = curves(gains, scales if any(self.constraint._is_bounded) else {}, self.curves)
         self.send(self.numbers, step)
-        if alarm := self.alarms.look(step, gains, counts):
+        if alarm := self.alarms.look(step, gains, dropped):
             self.on_alarm(alarm)
 
     def close(self) -> None:
-        """Handle what is on its way, and take the measurement out of the model."""
-        self.flush()
+        """Take the measurement out of the model, and handle what is on its way."""
         if self.is_own:
             self.constraint.detach()
+        self.flush()
 
     @property
     def mask(self) -> Tensor | None:
@@ -106,25 +111,23 @@ class Watch:
             raise MaxGainError("a mask leaves out tokens: it needs a MaxGain with instance='auto'.")
         self.constraint.mask, self.constraint.mask_uses = mask, 0
 
-    def _check_mask(self) -> None:
-        if (mask := self.mask) is None or not isinstance(self.constraint, MaxGain) or self.constraint.mask_uses:
-            return
-        if any((attached.steps - 1) % self.constraint.every == 0 for attached in self.constraint._attached.values()):
-            raise MaxGainError(
-                f"no layer took the mask of shape {tuple(mask.shape)}: compiled forwards take none, or no dense "
-                "layer's input has this shape and one more dimension. Set mask to None."
-            )
+    def _ignores_mask(self) -> bool:
+        """Whether a step was measured and none of its forwards took the mask."""
+        constraint: Any = self.constraint
+        steps = [attached.steps - 1 for attached in constraint._attached.values()]
+        return not constraint.mask_uses and any(step % constraint.every == 0 for step in steps)
 
     def _snapshot(self) -> tuple[Tensor, Any]:
+        """Copy what a step found, from a GPU without waiting: the event says when it has arrived."""
         constraint = self.constraint
         dropped = max_over_ranks(constraint._dropped().to(constraint._gains.dtype), constraint.process_group)
         rows = torch.stack([constraint._gains, constraint._scales, dropped])
         if not rows.is_cuda:
             return rows.cpu(), None
         copy = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)
-        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        return copy, event
+        arrival: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrival.record()
+        return copy, arrival
 
 
 def watch(
@@ -204,8 +207,7 @@ def curves(gains: Mapping[str, float], scales: Mapping[str, float], log: Log) ->
     finite = [gain for gain in gains.values() if not math.isnan(gain)]
     worst = max(gains, key=lambda name: math.inf if math.isnan(gains[name]) else gains[name])
     numbers = {"gain/worst": gains[worst], "gain/median": statistics.median(finite or [math.nan])}
-    shown = gains if log == "all" else [worst]
-    numbers |= {f"gain/{name or ITSELF}": gains[name] for name in shown}
+    numbers |= {f"gain/{name or ITSELF}": gains[name] for name in (gains if log == "all" else [worst])}
     if scales and log == "all":
         return numbers | {f"scale/{name or ITSELF}": scales[name] for name in gains}
     return numbers | ({"scale/smallest": min(scales.values())} if scales else {})
@@ -217,17 +219,18 @@ def sender(to: Any) -> Send:
         return lambda numbers, step: None
     if isinstance(to, str | PathLike):
         Path(to).open("a").close()  # a path that cannot be written to is known at once
-        return lambda numbers, step: _append(Path(to), numbers, step)
+        return partial(_append, Path(to))
     if hasattr(to, "add_scalar"):  # TensorBoard
         return lambda numbers, step: [to.add_scalar(name, number, step) for name, number in numbers.items()]
     if hasattr(to, "define_metric"):  # Weights & Biases drops what belongs to an earlier step than its own
         for names in ("gain/*", "scale/*"):
             to.define_metric(names, step_metric="watched_step")
         return lambda numbers, step: to.log({**numbers, "watched_step": step})
-    for method in ("log_metrics", "log"):  # Lightning's loggers and MLflow; trackio and Accelerate
-        log = getattr(to, method, None)
-        if callable(log) and _takes_numbers(log):
-            return lambda numbers, step: log(numbers, step=step)
+    log: Any
+    for log in (getattr(to, "log_metrics", None), getattr(to, "log", None)):
+        with suppress(TypeError, ValueError):  # Python's own loggers have a log, too, which takes no numbers
+            inspect.signature(log).bind({}, step=0)
+            return lambda numbers, step: log(numbers, step=step)  # Lightning, MLflow; trackio, Accelerate
     if callable(to):
         return to  # type: ignore[no-any-return]
     raise MaxGainError(
@@ -240,12 +243,3 @@ def _append(path: Path, numbers: Mapping[str, float], step: int) -> None:
     finite = {name: number if math.isfinite(number) else None for name, number in numbers.items()}
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"step": step, **finite}) + "\n")
-
-
-def _takes_numbers(log: Callable[..., Any]) -> bool:
-    """Whether it can be called as those programs' are; Python's own loggers have a ``log``, too, which cannot."""
-    try:
-        inspect.signature(log).bind({}, step=0)
-    except (TypeError, ValueError):
-        return False
-    return True

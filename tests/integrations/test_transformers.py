@@ -114,6 +114,7 @@ def test_an_alarm_stops_the_run(tmp_path):
         model.transformer.wpe.weight[0, 0] = torch.nan
     with pytest.raises(StopError, match=r"step 1: layer 'transformer\.h\.0\.attn\.c_attn' .*; also .* more"):
         trainer(tmp_path, MaxGainCallback(INF, on_alarm=stop), model).train()
+    assert not any(part._forward_hooks for part in model.modules())
 
 
 def test_a_resumed_training_ends_in_the_same_bits(tmp_path):

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from ..alarms import Alarm
 from ..gain import MaxGain
 from ..layers import Bound
 from ..watching import Watch, watch
@@ -47,6 +48,7 @@ class GainCallback:
         for optimizer in optimizers:
             self.constraint.attach(optimizer)
         self.watching = watch(self.constraint, every=self.every, **self._watch | ({} if is_writing else {"to": None}))
+        self._on_alarm, self.watching.on_alarm = self.watching.on_alarm, self._hear
 
     def numbers(self) -> dict[str, float]:
         """What a framework's own loggers are given: the newest numbers."""
@@ -55,8 +57,16 @@ class GainCallback:
         self.watching.flush()
         return self.watching.numbers
 
+    def _hear(self, alarm: Alarm) -> None:
+        """Hand an alarm on; one that raises ends the training, which not every framework tells its callbacks."""
+        try:
+            self._on_alarm(alarm)
+        except BaseException:
+            self.end()
+            raise
+
     def end(self) -> None:
         """Leave a plain model behind."""
         if self.watching is not None:
-            self.watching.close()
             self.watching.constraint.detach()
+            self.watching.close()
