@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from .maps import LinearMap, random_vector
 
@@ -32,36 +30,27 @@ class Norm:
 
 
 def largest_singular_value(linear: LinearMap, tolerance: float, max_iterations: int) -> Norm:
-    """Return the norm of a map for p = 2."""
-    v = random_vector(linear.input_shape).to(linear.layer.weight.device, linear.dtype)
-    size = float(linear.there_and_back(v.unsqueeze(0))[0] / torch.linalg.vector_norm(v))
-    if not math.isfinite(size):
-        return Norm(math.nan, math.nan)
-    size = size or 1.0
+    """Return the norm of a map for p = 2.
 
-    def gram(v: Tensor) -> Tensor:
-        """Return ``WᵀWv / size²``: divided, because the squares of a small or large W are beyond float32."""
-        length, _, back = linear.there_and_back(v.unsqueeze(0))
-        return ((length / size) * (back / size)).squeeze(0)
-
-    found = _lanczos(gram, v, tolerance, max_iterations)
-    return Norm(found.value * size, found.residual)
-
-
-def _lanczos(gram: Callable[[Tensor], Tensor], v: Tensor, tolerance: float, max_iterations: int) -> Norm:
-    """Return the root of the largest eigenvalue of ``gram``, begun with v.
-
-    The basis is extended by what ``gram`` makes of its last vector. When it has grown too large, the search goes on
-    with those combinations that are amplified most (a thick restart).
+    The basis is extended by what ``WᵀW`` makes of its last vector. When it has grown too large, the search goes on with
+    those combinations that are amplified most (a thick restart).
     """
+    v = random_vector(linear.input_shape).to(linear.layer.weight.device, linear.dtype).unsqueeze(0)
+    # WᵀW is divided by size², because the squares of a small or large W are beyond float32.
+    size = float(linear.there_and_back(v)[0] / torch.linalg.vector_norm(v)) or 1.0
     basis = v.new_empty(KRYLOV_DIMENSION, v.numel())
     basis[0] = (v / torch.linalg.vector_norm(v)).flatten()
-    # What gram does within the span of the basis, as a symmetric matrix: its upper triangle.
+    # What WᵀW does within the span of the basis, as a symmetric matrix: its upper triangle.
     within = torch.zeros(KRYLOV_DIMENSION, KRYLOV_DIMENSION, dtype=torch.float64, device="cpu")
     count = 1
     for iteration in itertools.count(1):
-        image = gram(basis[count - 1].view_as(v)).flatten()
-        within[:count, count - 1], beyond = _split(image, basis[:count])
+        amplified, _, back = linear.there_and_back(basis[count - 1].view_as(v))
+        image = ((amplified / size) * (back / size)).flatten()
+        known = basis[:count]
+        inside = known @ image
+        beyond = image - inside @ known
+        again = known @ beyond  # once leaves rounding errors as large as the rest
+        within[:count, count - 1], beyond = inside + again, beyond - again @ known
         length = torch.linalg.vector_norm(beyond).item()
         if not math.isfinite(length):
             break
@@ -72,20 +61,12 @@ def _lanczos(gram: Callable[[Tensor], Tensor], v: Tensor, tolerance: float, max_
         residual = 1 - math.sqrt(max(0.0, 1 - squared))
         is_exhausted = length <= 100 * torch.finfo(v.dtype).eps * torch.linalg.vector_norm(image).item()
         if is_exhausted or residual <= tolerance or iteration >= max_iterations:
-            return Norm(math.sqrt(square), residual)
+            return Norm(math.sqrt(square) * size, residual)
         if count == KRYLOV_DIMENSION:
-            best = turn[:, :KEPT].T.to(basis) @ basis[:count]
+            best = turn[:, :KEPT].T.to(basis) @ known
             count = len(best)
             basis[:count] = best
             within.zero_().diagonal()[:count] = squares[:count]
         basis[count] = beyond / length
         count += 1
     return Norm(math.nan, math.nan)
-
-
-def _split(image: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the coefficients of a vector within the span of the basis, and the rest of it."""
-    within = basis @ image
-    beyond = image - within @ basis
-    again = basis @ beyond  # once leaves rounding errors as large as the rest
-    return within + again, beyond - again @ basis

@@ -7,6 +7,7 @@ each use, so a map stays true while its layer is trained.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from .._torch import preserve_rng_and_buffers
 from ..distributed import full, gathered_parameters, is_flat_shard
 from ..errors import NormError, UnsupportedLayerError
 from ..layers import KINDS, Layer
-from .absolute_sums import Lines, largest_absolute_sum, sources
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, Shape]
@@ -33,70 +33,116 @@ def check_operator_p(p: float) -> float:
     return float(p)
 
 
+def _along(m: Any, *names: str) -> list[tuple[int, ...]]:
+    """Each setting along each dimension; one that was changed after construction may be a plain number."""
+    along = _ntuple(len(m.kernel_size), "along")  # type: ignore[no-untyped-call]
+    return [along(getattr(m, name)) for name in names]
+
+
+def _transposed(m: Any, x: Tensor, weight: Tensor, output: Shape) -> Tensor:
+    # forward(x, output_size) can choose another size in each call.
+    each = zip(x.shape[2:], output[1:], *_along(m, "stride", "padding", "dilation", "kernel_size"), strict=True)
+    extra = [out - ((n - 1) * s - 2 * pad + d * (k - 1) + 1) for n, out, s, pad, d, k in each]
+    function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[len(m.kernel_size) - 1]
+    return function(x, weight, None, m.stride, m.padding, extra, m.groups, m.dilation)
+
+
+Product = Callable[[Any, Tensor, Tensor, Shape], Tensor]
+PRODUCTS: dict[type[nn.Module] | str, Product] = {
+    nn.Linear: lambda m, x, weight, output: F.linear(x, weight),
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), lambda m, x, weight, output: m._conv_forward(x, weight, None)),
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _transposed),
+    "transformers.pytorch_utils.Conv1D": lambda m, x, weight, output: x @ weight,
+    "torch_geometric.nn.dense.linear.Linear": lambda m, x, weight, output: F.linear(x, weight),
+}
+"""How each row of ``layers.KINDS`` that is not diagonal multiplies: (module, x, W, shape of the output) → Wx."""
+
+
+def _product(layer: Layer) -> Product | None:
+    """None for a layer with a forward of its own, whose matrix is known by what that does to vectors alone."""
+    if layer.own_forward or layer.kind.form != "affine":
+        return None
+    return next((PRODUCTS[row] for row in PRODUCTS if layer.kind is KINDS[row]), None)
+
+
 class LinearMap:
-    """``x → Wx`` of a layer. Of a normalisation layer this alone: its W is diagonal."""
+    """``x → Wx`` of a layer, for inputs of one shape."""
 
     def __init__(self, layer: Layer, shapes: Shapes, dtype: torch.dtype) -> None:
         self.layer, self.shapes, self.dtype = layer, shapes, dtype
         self.input_shape, self.output_shape = shapes
+        self.product = _product(layer)
+        self.is_own_forward = self.product is None and layer.kind.diagonal is None
 
-    @property
-    def weight(self) -> Tensor:
-        """The weight in use, gathered if it is sharded, in the type that is computed with."""
-        return full(self.layer.weight).to(self.dtype)
-
-    def _apply(self, x: Tensor) -> Tensor:
-        """Return ``Wx`` of a batch of instances."""
-        raise NotImplementedError
-
-    def _largest_absolute_sum(self, *, rows: bool) -> Tensor:
-        """Return the largest absolute sum of the matrix's rows or columns."""
-        raise NotImplementedError
-
-    @torch.no_grad()
-    def exact_norm(self, p: float) -> Tensor | None:
-        """Return the operator norm where there is a closed form for it; None where it takes an iteration."""
-        if (diagonal := self.layer.kind.diagonal) is None:
-            return None if p == 2 else self._largest_absolute_sum(rows=math.isinf(p))
-        with gathered_parameters(self.layer.module):
-            return diagonal(self.layer.module).to(self.dtype).abs().amax()  # for every p
+    def __call__(self, x: Tensor, *, absolute: bool = False) -> Tensor:
+        """Return ``Wx`` of a batch of instances, or ``|W|x``."""
+        module = self.layer.module
+        if self.product is not None:
+            weight = full(self.layer.weight).to(self.dtype)
+            return self.product(module, x, weight.abs() if absolute else weight, self.output_shape)
+        x = x.to(self.layer.weight.dtype, copy=True)  # the forward may change it in place
+        with preserve_rng_and_buffers(module, x.device), gathered_parameters(module):
+            return self.layer.linear_part(x, module.forward(x))[1].to(self.dtype)
 
     def there_and_back(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``(s, z, Wᵀz)`` of a batch, by one forward and one backward; ``Wv = sz`` and z has length 1."""
         with torch.enable_grad(), torch.autocast(v.device.type, enabled=False):
             x = v.detach().requires_grad_()
-            z = self._apply(x)
+            z = self(x)
             length = length_of(z.detach())
             direction = z.detach() / torch.where(length > 0, length, 1.0)
             (back,) = torch.autograd.grad(z, x, direction)
         return length, direction, back
 
+    @torch.no_grad()
+    def exact_norm(self, p: float) -> Tensor | None:
+        """Return the operator norm where there is a closed form for it; None where it takes an iteration."""
+        if (diagonal := self.layer.kind.diagonal) is not None:
+            with gathered_parameters(self.layer.module):
+                return diagonal(self.layer.module).to(self.dtype).abs().amax()  # for every p
+        if p == 2:
+            return None
+        rows, device = math.isinf(p), self.layer.weight.device  # the largest absolute sum of W's rows, or columns
+        with torch.autocast(device.type, enabled=False):
+            return self._sum_of_absolutes(rows, device) if self._adds_nothing_up(rows) else self._sum_by_basis(rows)
 
-class OwnForward(LinearMap):
-    """A layer with a forward of its own: its matrix is known by what the forward does to vectors."""
+    def _sum_of_absolutes(self, rows: bool, device: torch.device) -> Tensor:
+        """``|W|`` times ones, and ones times ``|W|``: what a product without adding up takes."""
+        with torch.enable_grad():
+            ones = torch.ones(1, *self.input_shape, dtype=self.dtype, device=device, requires_grad=True)
+            sums = self(ones, absolute=True)
+            return (sums if rows else torch.autograd.grad(sums.sum(), ones)[0]).detach().amax()
 
-    def _apply(self, x: Tensor) -> Tensor:
-        module = self.layer.module
-        x = x.to(self.layer.weight.dtype, copy=True)  # the forward may change it in place
-        with preserve_rng_and_buffers(module, x.device), gathered_parameters(module):
-            return self.layer.linear_part(x, module.forward(x))[1].to(self.dtype)
+    def _adds_nothing_up(self, rows: bool) -> bool:
+        """Whether the largest sum has one entry of the weight in each of its entries of the matrix.
 
-    def _largest_absolute_sum(self, *, rows: bool) -> Tensor:
+        Where padding repeats the input, several may be added up before absolute values are taken: none in the rows of
+        outputs that see no padding, which have the largest sums, and none in the columns of a circular convolution.
+        """
+        m: Any = self.layer.module
+        if self.product is None or getattr(m, "padding_mode", "zeros") == "zeros":
+            return self.product is not None
+        each = zip(self.input_shape[1:], *_along(m, "kernel_size", "stride", "dilation"), strict=True)
+        return (rows or m.padding_mode == "circular") and all(n >= d * (k - 1) + s for n, k, s, d in each)
+
+    def _sum_by_basis(self, rows: bool) -> Tensor:
         """Send every basis vector through the layer, whose matrix may be anything."""
         sums, size = [], math.prod(self.input_shape)
         for start in range(0, size, BASIS_VECTORS_AT_ONCE):
-            vectors = torch.eye(min(BASIS_VECTORS_AT_ONCE, size - start), size, dtype=self.dtype).roll(start, 1)
-            batch = vectors.view(-1, *self.input_shape).to(self.layer.weight.device)
-            columns = self._apply(batch).flatten(1).abs()
+            count = min(BASIS_VECTORS_AT_ONCE, size - start)
+            vectors = torch.eye(count, size, dtype=self.dtype, device=self.layer.weight.device).roll(start, 1)
+            columns = self(vectors.view(-1, *self.input_shape)).flatten(1).abs()
             sums.append(columns.sum(0) if rows else columns.sum(1).amax())
         return torch.stack(sums).sum(0).amax() if rows else torch.stack(sums).amax()
 
     @torch.no_grad()
     def linearity_error(self) -> str | None:
-        """Say why the layer has no operator norm; None if it has one."""
+        """Say why a forward of its own has no operator norm; None if it has one."""
+        if not self.is_own_forward:
+            return None
         first, second = (random_vector(self.input_shape, seed).to(self.layer.weight).unsqueeze(0) for seed in (0, 1))
         try:
-            separate, joint = self._apply(first) + self._apply(second), self._apply(first + second)
+            separate, joint = self(first) + self(second), self(first + second)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a forward is arbitrary code
@@ -106,99 +152,19 @@ class OwnForward(LinearMap):
         return None
 
 
-class Dense(LinearMap):
-    """A matrix that is there to be read."""
-
-    @property
-    def weight(self) -> Tensor:
-        """The matrix as (outputs, inputs)."""
-        return super().weight.T if self.layer.is_transposed else super().weight
-
-    def _apply(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
-
-    def _largest_absolute_sum(self, *, rows: bool) -> Tensor:
-        return self.weight.abs().sum(1 if rows else 0).amax()
-
-
-class Convolution(LinearMap):
-    """A convolution of inputs of one shape."""
-
-    def __init__(self, layer: Layer, shapes: Shapes, dtype: torch.dtype) -> None:
-        super().__init__(layer, shapes, dtype)
-        self.module: Any = layer.module
-        self._lines: dict[tuple[bool, torch.device], Lines] = {}  # by device: the model may be moved
-
-    def _apply(self, x: Tensor) -> Tensor:
-        z: Tensor = self.module._conv_forward(x, self.weight, None)
-        return z
-
-    def _largest_absolute_sum(self, *, rows: bool) -> Tensor:
-        weight, rows = self.weight, rows != self.layer.is_transposed
-        which = rows, weight.device
-        if which not in self._lines:
-            self._lines[which] = Lines.of(self._reads(), weight, rows=rows)
-        return largest_absolute_sum(weight, self.module.groups, self._lines[which], rows=rows)
-
-    def _reads(self) -> list[Tensor]:
-        """Which entries each tap reads along each dimension; a transposed convolution writes to them."""
-        m = self.module
-        small, large = self.shapes if self.layer.is_transposed else self.shapes[::-1]
-        kernel, stride, dilation = self._settings("kernel_size", "stride", "dilation")
-        if m.padding_mode == "zeros" and not isinstance(m.padding, str):
-            paddings = [(pad, pad) for pad in self._settings("padding")[0]]
-        else:
-            ends = m._reversed_padding_repeated_twice[::-1]
-            paddings = list(zip(ends[1::2], ends[::2], strict=True))
-        each = zip(large[1:], kernel, stride, dilation, paddings, strict=True)
-        return [sources(*one, m.padding_mode)[:size] for one, size in zip(each, small[1:], strict=True)]
-
-    def _settings(self, *names: str) -> list[tuple[int, ...]]:
-        """Each setting along each dimension; one that was changed after construction may be a plain number."""
-        along = _ntuple(len(self.module.kernel_size), "along")  # type: ignore[no-untyped-call]
-        return [along(getattr(self.module, name)) for name in names]
-
-
-class TransposedConvolution(Convolution):
-    """The transpose of a convolution that takes the output's shape to the input's."""
-
-    def _apply(self, x: Tensor) -> Tensor:
-        m = self.module
-        function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[len(m.kernel_size) - 1]
-        # forward(x, output_size) can choose another size in each call.
-        sizes = self.input_shape[1:], self.output_shape[1:]
-        each = zip(*sizes, *self._settings("stride", "padding", "dilation", "kernel_size"), strict=True)
-        extra = [out - ((n - 1) * s - 2 * pad + d * (k - 1) + 1) for n, out, s, pad, d, k in each]
-        z: Tensor = function(x, self.weight, None, m.stride, m.padding, extra, m.groups, m.dilation)
-        return z
-
-
-MAPS: dict[type[nn.Module] | str, type[LinearMap]] = {
-    nn.Linear: Dense,
-    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), Convolution),
-    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), TransposedConvolution),
-    "transformers.pytorch_utils.Conv1D": Dense,
-    "torch_geometric.nn.dense.linear.Linear": Dense,
-}
-"""The map of each row of ``layers.KINDS`` that is not diagonal; of others, and of own forwards, ``OwnForward``."""
-
-
 def linear_map(layer: Layer, shapes: Shapes | None, dtype: torch.dtype) -> LinearMap | None:
     """Return the map of a layer; None if it depends on the input's shape and that is not known."""
     shape = tuple(layer.weight.shape)
     if layer.kind.diagonal is not None:  # the scale is the weight, whatever the layer does besides
-        return LinearMap(layer, (shape, shape), dtype)
-    if is_flat_shard(layer.parameter):
+        shapes = shape, shape
+    elif is_flat_shard(layer.parameter):
         raise UnsupportedLayerError(
             f"layer {layer.name!r} ({type(layer.module).__name__}) has no operator norm: FullyShardedDataParallel "
             "keeps a flat piece of its weight. Use fully_shard."
         )
-    kind: type[LinearMap] = OwnForward
-    if layer.kind.form == "affine" and not layer.own_forward:
-        kind = next((MAPS[row] for row in MAPS if layer.kind is KINDS[row]), OwnForward)
-    if kind is Dense:
+    elif layer.kind.dims == 1 and _product(layer) is not None:
         shapes = (shape[:1], shape[1:]) if layer.is_transposed else (shape[1:], shape[:1])
-    return None if shapes is None else kind(layer, shapes, dtype)
+    return None if shapes is None else LinearMap(layer, shapes, dtype)
 
 
 def instance_shapes(layer: Layer, x: Tensor, output: Any) -> Shapes:

@@ -15,7 +15,7 @@ from ..layers import ITSELF, Found, Globs, Layer, expect_some, find_layers
 from ..measure import call, evaluating, first_input, observing
 from ..text import Row, Tabular
 from .largest import Norm, largest_singular_value
-from .maps import OwnForward, Shapes, check_operator_p, instance_shapes, linear_map
+from .maps import Shapes, check_operator_p, instance_shapes, linear_map
 from .network import NotAChainError, chain_constant
 
 
@@ -115,7 +115,7 @@ def _norm(layer: Layer, shapes: Shapes | None, p: float, tolerance: float, max_i
             f"layer {layer.name!r} did not run in the example's forward, so the size of its input is not known. "
             f"Give an example that uses it, or pass exclude={layer.name!r}."
         )
-    if isinstance(linear, OwnForward) and (reason := linear.linearity_error()):
+    if reason := linear.linearity_error():
         what = f"layer {layer.name!r} ({type(layer.module).__name__})"
         raise UnsupportedLayerError(f"{what} has no operator norm: {reason}. Pass exclude={layer.name!r}.")
     exact = linear.exact_norm(p)

@@ -19,7 +19,7 @@ from ..errors import MaxGainError, StateError
 from ..kernels import Replayed
 from ..layers import Bound, Globs, Layer
 from ..measure import first_input
-from .maps import LinearMap, OwnForward, Shapes, check_operator_p, instance_shapes, length_of, linear_map, random_vector
+from .maps import LinearMap, Shapes, check_operator_p, instance_shapes, length_of, linear_map, random_vector
 
 FIRST_ITERATIONS = 50
 """Of the power iteration when it begins, from random vectors."""
@@ -138,14 +138,17 @@ class FollowedNorm(_torch.ForwardHook):
     def __init__(self, layer: Layer, constraint: Lipschitz) -> None:
         self.layer, self.constraint = layer, constraint
         self.dtype = torch.promote_types(layer.weight.dtype, torch.float32)
-        self.map = linear_map(layer, None, self.dtype)
-        self.needs_forwards = self.map is None
         self.untried = layer.own_forward
+        self.begin()
+        self.needs_forwards = self.map is None
+
+    def begin(self) -> None:
+        """Begin with nothing known."""
+        self.weight_shape, self.map = self.layer.weight.shape, linear_map(self.layer, None, self.dtype)
+        self.largest: Shapes | None = None
+        self.seen = Seen()
         self.vectors: Tensor | None = None
         """The two directions that the layer amplifies most, as far as is known."""
-        self._weight_shape = layer.weight.shape
-        self._shapes: Shapes | None = None
-        self._seen = Seen()
 
     @_torch.skip_standalone_compile
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -157,7 +160,7 @@ class FollowedNorm(_torch.ForwardHook):
             if _torch.is_compiling_no_training():
                 return
             if module.training and torch.is_grad_enabled():  # a step follows, which reads the chain
-                self._seen = Seen(instance_shapes(self.layer, x, output), before=self._seen)
+                self.seen = Seen(instance_shapes(self.layer, x, output), before=self.seen)
                 return
         elif _torch.is_simulated(x):
             return
@@ -169,27 +172,27 @@ class FollowedNorm(_torch.ForwardHook):
                 return
             self.untried = reason == ""  # zero shows nothing: try the next batch
         self.look_up()
-        self._shapes = _largest(self._shapes, instance_shapes(self.layer, x, output))
+        self.see(instance_shapes(self.layer, x, output))
 
     def look_up(self) -> None:
         """Begin anew if the weight has another shape, because units were added or pruned."""
-        if self._weight_shape != self.layer.weight.shape:
-            self._weight_shape, self._shapes, self._seen = self.layer.weight.shape, None, Seen()
-            self.vectors, self.map = None, linear_map(self.layer, None, self.dtype)
+        if self.weight_shape != self.layer.weight.shape:
+            self.begin()
 
-    @property
-    def shapes(self) -> Shapes | None:
-        """The largest ones seen."""
-        while self._seen.before is not None:
-            self._shapes, self._seen = _largest(self._shapes, self._seen.shapes), self._seen.before
-        return self._shapes
+    def see(self, shapes: Shapes) -> None:
+        """Remember the largest size along each dimension."""
+        known = self.largest or shapes
+        self.largest = tuple(map(max, known[0], shapes[0])), tuple(map(max, known[1], shapes[1]))
 
     def prepare(self) -> str | None:
         """Make the map of the weight and the largest input as they are now; say why it has no norm, if so."""
         self.look_up()
-        if self.needs_forwards and (self.map is None or self.map.shapes != self.shapes):
-            self.map = linear_map(self.layer, self.shapes, self.dtype)
-            return self.map.linearity_error() if isinstance(self.map, OwnForward) else None
+        while self.seen.before is not None:
+            self.see(self.seen.shapes)
+            self.seen = self.seen.before
+        if self.needs_forwards and self.largest is not None and (self.map is None or self.map.shapes != self.largest):
+            self.map = linear_map(self.layer, self.largest, self.dtype)
+            return None if self.map is None else self.map.linearity_error()
         return None
 
     def estimate(self) -> Tensor:
@@ -220,18 +223,12 @@ class FollowedNorm(_torch.ForwardHook):
 
     def addresses(self, device: torch.device) -> tuple[object, ...] | None:
         """Return the addresses of all that an estimate reads; None if it does more than compute on this GPU."""
-        weight = self.layer.weight
-        if type(weight) is not nn.Parameter or weight.device != device or isinstance(self.map, OwnForward):
+        weight, is_own_forward = self.layer.weight, self.map is not None and self.map.is_own_forward
+        if type(weight) is not nn.Parameter or weight.device != device or is_own_forward:
             return None
         tensors = [weight, self.vectors, *self.layer.module._buffers.values()]
         places = [None if one is None else (one.data_ptr(), one.dtype, one.stride()) for one in tensors]
-        return self.shapes, id(self.map), *places
-
-
-def _largest(known: Shapes | None, shapes: Shapes) -> Shapes:
-    if known is None:
-        return shapes
-    return tuple(map(max, known[0], shapes[0])), tuple(map(max, known[1], shapes[1]))
+        return self.largest, id(self.map), *places
 
 
 def power_iteration(linear: LinearMap, v: Tensor) -> tuple[Tensor, Tensor]:
