@@ -22,9 +22,10 @@ from .errors import AttachError, ScriptingError
 # --- Optimizers -------------------------------------------------------------------------------------------------------
 
 
-def parameters_of(optimizer: Optimizer) -> set[int]:
+def parameters_of(optimizer: Optimizer | None) -> set[int]:
     """The identities of the parameters that an optimizer holds."""
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    groups = [] if optimizer is None else optimizer.param_groups
+    return {id(parameter) for group in groups for parameter in group["params"]}
 
 
 def inner_optimizer(optimizer: Any, weights: set[int]) -> Optimizer:

@@ -11,8 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -57,7 +56,7 @@ REMEDIES = {
 def reasons_not_bounded(constraint: Constraint) -> dict[Layer, str]:
     """Say of each layer why it is not bounded, as far as the host knows; nothing if it is."""
     modules = {module for _, module in named_modules(constraint.model)}
-    held = set[int]().union(*(_torch.parameters_of(one) for one in constraint._attached if one is not None))
+    held = set[int]().union(*map(_torch.parameters_of, constraint._attached))
     hooks = {hook.layer: hook for hook in constraint._hooks}
     measures, found = constraint.measures_training, {}
     for layer in constraint._layers:
@@ -93,12 +92,8 @@ class Row:
     dropped: float = 0.0  # instances so far whose gain was not finite
 
 
-class Finding(NamedTuple):
-    """Something to say of a layer; what has the same text is said in one sentence."""
-
-    text: str  # with a place for the layers' names
-    layer: str
-    once: str = ""  # a name for what is said once, whatever the layer
+Finding = tuple[str, str, Any]
+"""A text with a place for layers' names; a layer; by what it is known to be said, so that it is not said again."""
 
 
 def check_not_bounded(rows: list[Row]) -> Iterator[Finding]:
@@ -107,14 +102,15 @@ def check_not_bounded(rows: list[Row]) -> Iterator[Finding]:
         is_free = row.is_bounded and row.reason == UNHELD
         if row.reason in (ADDED, COMPUTED) or (row.gradient and (row.size == -1 or is_free)):
             why = row.reason or "no training forward since the last step"
-            yield Finding(f"Trained but not bounded: {{}} ({why}). {REMEDIES[row.reason]}", row.name)
+            yield f"Trained but not bounded: {{}} ({why}). {REMEDIES[row.reason]}", row.name, (row.reason, row.name)
 
 
 def check_not_finite(rows: list[Row]) -> Iterator[Finding]:
     """Instances whose gain is not finite."""
     for row in rows:
         if row.dropped:
-            yield Finding("Left out: gains of {} that are not finite. Look for inf or nan in the data.", row.name)
+            said = "Left out: gains of {} that are not finite. Look for inf or nan in the data."
+            yield said, row.name, ("not finite", row.name)
 
 
 def check_gamma(rows: list[Row]) -> Iterator[Finding]:
@@ -122,18 +118,24 @@ def check_gamma(rows: list[Row]) -> Iterator[Finding]:
     shares = {row.name: row.cut_hard / row.measured for row in rows if row.is_bounded and row.measured >= LONG}
     mean = sum(shares.values()) / max(1, len(shares))
     if mean > TOO_OFTEN:
-        text = (
-            f"gamma is probably too small: {mean:.0%} of the steps cut a weight by more than 10 %, most of all {{}}. "
-            "Start at the median of the gains that gamma=inf shows."
+        yield (
+            (
+                f"gamma is probably too small: {mean:.0%} of the steps cut a weight by more than 10 %, most of all {{}}. "
+                "Start at the median of the gains that gamma=inf shows."
+            ),
+            max(shares, key=lambda name: shares[name]),
+            "gamma",
         )
-        yield Finding(text, max(shares, key=lambda name: shares[name]), once="gamma")
         return
     for name in [name for name, share in shares.items() if share > NEARLY_ALWAYS]:
-        text = (
-            "Cut by more than 10 % in nearly every step: {}. gamma is too small there, or dividing the weight does not "
-            "divide Wx."
+        yield (
+            (
+                "Cut by more than 10 % in nearly every step: {}. gamma is too small there, or dividing the weight does not "
+                "divide Wx."
+            ),
+            name,
+            ("gamma", name),
         )
-        yield Finding(text, name)
 
 
 def check_fallback(rows: list[Row]) -> Iterator[Finding]:
@@ -141,7 +143,7 @@ def check_fallback(rows: list[Row]) -> Iterator[Finding]:
     for row in rows:
         if row.fallback:
             why = row.fallback.replace("{", "{{").replace("}", "}}")
-            yield Finding(f"Measured by torch's own, slower operations: {{}} ({why}).", row.name)
+            yield f"Measured by torch's own, slower operations: {{}} ({why}).", row.name, (why, row.name)
 
 
 CHECKS: tuple[Callable[[list[Row]], Iterator[Finding]], ...] = (
@@ -152,8 +154,8 @@ CHECKS: tuple[Callable[[list[Row]], Iterator[Finding]], ...] = (
 # --- When they look ---------------------------------------------------------------------------------------------------
 
 
-Snapshot = tuple[list[tuple[Callable[..., Row], int]], Tensor, Any]
-"""Rows that wait for their numbers, and their slots; the numbers; the event of their arrival."""
+Snapshot = tuple[list[tuple[Any, ...]], list[int | None], Tensor, Any]
+"""What the host knows of each row; its slot; the numbers by slot; the event of their arrival."""
 
 
 @dataclass(eq=False)
@@ -168,27 +170,25 @@ class Checks:
         self, constraint: Constraint, optimizer: Optimizer | None, plan: StepPlan, sizes: Tensor, *, is_new: bool
     ) -> None:
         """Check the snapshot that has arrived, and with ``is_new`` take one of this step."""
-        if self.pending is not None and self.pending[2].query():
-            self.report()
+        if self.pending is not None and self.pending[-1].query():
+            self.report(*self.pending)
         if is_new:
             if self.is_first:
                 warn(differing(constraint))
             self.is_first = False
             self.pending = take_snapshot(constraint, optimizer, plan, sizes)
-            if self.pending[2] is None:
-                self.report()
+            if self.pending[-1] is None:
+                self.report(*self.pending)
 
-    def report(self) -> None:
-        """Check the snapshot, and warn of what was not said yet, all in one warning."""
-        assert self.pending is not None
-        (rows, numbers, _), self.pending = self.pending, None
-        columns = numbers.T.tolist()
-        complete = [row(*columns[slot]) for row, slot in rows]
+    def report(self, known: list[tuple[Any, ...]], slots: list[int | None], numbers: Tensor, _: Any) -> None:
+        """Check a snapshot, and warn of what was not said yet, all in one warning."""
+        self.pending, columns = None, numbers.T.tolist()
+        rows = [Row(*of, *(() if at is None else columns[at])) for of, at in zip(known, slots, strict=True)]
         new: dict[str, list[str]] = {}
-        for finding in (finding for check in CHECKS for finding in check(complete)):
-            if (key := finding.once or finding) not in self.said:
+        for text, layer, key in (finding for check in CHECKS for finding in check(rows)):
+            if key not in self.said:
                 self.said.add(key)
-                new.setdefault(finding.text, []).append(finding.layer)
+                new.setdefault(text, []).append(layer)
         warn(" ".join(text.format(listed(names)) for text, names in new.items()))
 
 
@@ -207,17 +207,9 @@ def take_snapshot(constraint: Constraint, optimizer: Optimizer | None, plan: Ste
         numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True).copy_(numbers, non_blocking=True)
         arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrival.record()
-    reasons = reasons_not_bounded(constraint)
-    rows: list[tuple[Callable[..., Row], int]] = [
-        (partial(Row, layer.name, reasons[layer], constraint._is_bounded[slot], constraint._fallback(slot)), slot)
-        for layer, slot in layers
-    ]
-    rows += [(partial(_row_without_numbers, name), 0) for name in added(constraint, optimizer)]
-    return rows, numbers, arrival
-
-
-def _row_without_numbers(name: str, *_: float) -> Row:
-    return Row(name, ADDED)
+    reasons, new = reasons_not_bounded(constraint), added(constraint, optimizer)
+    known = [(one.name, reasons[one], constraint._is_bounded[at], constraint._fallback(at)) for one, at in layers]
+    return known + [(name, ADDED) for name in new], [at for _, at in layers] + [None] * len(new), numbers, arrival
 
 
 def added(constraint: Constraint, optimizer: Optimizer | None) -> list[str]:
