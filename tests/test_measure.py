@@ -87,7 +87,6 @@ def test_a_report_is_a_table_and_a_figure(batches: list[Tensor]) -> None:
     lines = [line.split() for line in str(report).splitlines()]
     for name, row in report.quantiles().items():
         assert [name, "11", *(f"{value:.4g}" for value in row)] in lines
-        assert f"{row[2]:.4g}" in report._repr_html_()
     assert "(itself)" in str(measure_gains(nn.Linear(6, 2), batches))
     figure = report.boxplot(bound={"0": 1.0, "1": 2.0, "4": 3.0, "5.0": 4.0})
     assert isinstance(figure, Figure)

@@ -118,24 +118,18 @@ def check_gamma(rows: list[Row]) -> Iterator[Finding]:
     shares = {row.name: row.cut_hard / row.measured for row in rows if row.is_bounded and row.measured >= LONG}
     mean = sum(shares.values()) / max(1, len(shares))
     if mean > TOO_OFTEN:
-        yield (
-            (
-                f"gamma is probably too small: {mean:.0%} of the steps cut a weight by more than 10 %, most of all {{}}. "
-                "Start at the median of the gains that gamma=inf shows."
-            ),
-            max(shares, key=lambda name: shares[name]),
-            "gamma",
+        text = (
+            f"gamma is probably too small: {mean:.0%} of the steps cut a weight by more than 10 %, most of all {{}}. "
+            "Start at the median of the gains that gamma=inf shows."
         )
+        yield text, max(shares, key=lambda name: shares[name]), "gamma"
         return
     for name in [name for name, share in shares.items() if share > NEARLY_ALWAYS]:
-        yield (
-            (
-                "Cut by more than 10 % in nearly every step: {}. gamma is too small there, or dividing the weight does not "
-                "divide Wx."
-            ),
-            name,
-            ("gamma", name),
+        text = (
+            "Cut by more than 10 % in nearly every step: {}. gamma is too small there, or dividing the weight does not "
+            "divide Wx."
         )
+        yield text, name, ("gamma", name)
 
 
 def check_fallback(rows: list[Row]) -> Iterator[Finding]:

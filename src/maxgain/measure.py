@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +19,7 @@ from .distributed import full, gathered_parameters
 from .errors import MaxGainError, MissingExtraError
 from .functional import check_p, gain
 from .layers import ITSELF, Globs, Layer, check_instance, expect_some, find_layers
-from .text import Row, Tabular
+from .text import text_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,7 @@ Quantiles = tuple[float, float, float, float, float]
 
 
 @dataclass(frozen=True, repr=False)
-class GainReport(Tabular):
+class GainReport:
     """The gains that ``measure_gains`` found, which ``print`` shows as a table.
 
     A gain is a lower bound of the layer's operator norm.
@@ -58,25 +58,21 @@ class GainReport(Tabular):
             raise MissingExtraError("boxplot() needs matplotlib: pip install matplotlib.") from error
         if ax is None:
             ax = Figure(figsize=(max(4.0, 1.5 + 0.4 * len(self.gains)), 4), layout="constrained").subplots()
-        keys = ("whislo", "q1", "med", "q3", "whishi")
-        boxes = [dict(zip(keys, row, strict=True)) for row in self.quantiles().values()]
         blue = {"color": "#1f4e79"}
-        ax.bxp(boxes, showfliers=False, patch_artist=True, boxprops={"facecolor": "#9ec5e8", "edgecolor": "#1f4e79"},
-               medianprops={"color": "#b5371f"}, whiskerprops=blue, capprops=blue)  # fmt: skip
+        ax.boxplot([values.astype(np.float64) for values in self.gains.values()], whis=(0, 100), showfliers=False,
+                   patch_artist=True, boxprops={"facecolor": "#9ec5e8", "edgecolor": "#1f4e79"},
+                   medianprops={"color": "#b5371f"}, whiskerprops=blue, capprops=blue)  # fmt: skip
         if bound is not None:
             heights = [bound[name] if isinstance(bound, Mapping) else bound for name in self.gains]
-            ends = [place + end for place in range(1, len(boxes) + 1) for end in (-0.5, 0.5)]
+            ends = [place + end for place in range(1, len(heights) + 1) for end in (-0.5, 0.5)]
             ax.plot(ends, np.repeat(heights, 2), color="#444444", linestyle="--", linewidth=1)
         names = [(name or ITSELF).replace("$", r"\$") for name in self.gains]  # matplotlib reads $ as a formula
-        ax.set_xticks(range(1, len(boxes) + 1), names, rotation=60, ha="right", fontsize="small")
+        ax.set_xticks(range(1, len(names) + 1), names, rotation=60, ha="right", fontsize="small")
         ax.set_ylabel("gain")
         ax.set_ylim(bottom=0)
         return ax.get_figure(root=True)  # type: ignore[return-value]
 
     def __repr__(self) -> str:
-        return f"<GainReport of {len(self.gains)} layers, p = {self.p:g}>"
-
-    def _table(self) -> tuple[str, Row, Sequence[Row], str]:
         lost = [f"{count} in {name or ITSELF}" for name, count in self.dropped.items() if count]
         notes = [f"gains that are not finite, left out: {', '.join(lost)}."] if lost else []
         notes += [f"{name or ITSELF} not measured: {why}." for name, why in self.skipped.items()]
@@ -84,7 +80,8 @@ class GainReport(Tabular):
             [name or ITSELF, str(len(self.gains[name])), *(f"{value:.4g}" for value in row)]
             for name, row in self.quantiles().items()
         ]
-        return f"gain by layer, p = {self.p:g}", ["layer", "instances", *QUANTILES], rows, " ".join(notes)
+        title = f"gain by layer, p = {self.p:g}"
+        return text_table(["layer", "instances", *QUANTILES], rows, title=title, caption=" ".join(notes))
 
 
 @torch.no_grad()
@@ -112,8 +109,7 @@ def measure_gains(
         >>> len(report.gains[""])
         16
     """
-    p = check_p(p)
-    check_instance(instance)
+    p, instance = check_p(p), check_instance(instance)
     if isinstance(batches, Tensor | np.ndarray | Mapping | str) or not isinstance(batches, Iterable):
         raise MaxGainError(f"batches must be several, such as [batch] or a DataLoader, not {type(batches).__name__}.")
     found = find_layers(model, include, exclude, rescale=False)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .constraint import Constraint, StepPlan
 from .distributed import full, is_sharded
-from .functional import check_p
+from .functional import check_p, norm
 from .layers import Bound, Globs, Layer, as_globs, find_layers
 
 
@@ -87,14 +87,10 @@ class MaxNorm(WeightClip):
             return weight.abs()
         # Transposed convolutions keep (inputs, outputs / groups, ...), and transformers' Conv1D (inputs, outputs).
         count = getattr(layer.module, "groups", 1) if layer.is_transposed else 1
-        units = weight.view(count, -1, *weight.shape[1:]).movedim(1 + layer.is_transposed, 1)
-        ones = [1] * (weight.dim() - 1)
-        entries = units.flatten(2)
-        largest = entries.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(entries.dtype).tiny)
-        # Of entries up to 1, whose powers do not overflow.
-        norms: Tensor = largest * torch.linalg.vector_norm(entries / largest, ord=self.p, dim=-1, keepdim=True)
-        norms = norms.view(count, -1, *ones).movedim(1, 1 + layer.is_transposed)
-        return norms.expand(-1, len(weight) // count, *[-1 * one for one in ones]).flatten(0, 1)
+        units = weight.unflatten(0, (count, -1)).movedim(1 + layer.is_transposed, 1)
+        norms = norm(units.flatten(2), self.p, 1).view(count, -1, *[1] * (weight.dim() - 1))
+        norms = norms.movedim(1, 1 + layer.is_transposed)
+        return norms.expand(-1, len(weight) // count, *norms.shape[2:]).flatten(0, 1)
 
 
 def _local_part(factors: Tensor, weight: Tensor) -> Tensor:

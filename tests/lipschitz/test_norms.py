@@ -230,5 +230,4 @@ def test_a_report_prints_as_a_table() -> None:
     lines = [line.split() for line in str(report).splitlines()]
     for name, norm in {**report.norms, "product": report.product}.items():
         assert [name, f"{norm:.6g}"] in [line[:2] for line in lines]
-        assert f"{norm:.6g}" in report._repr_html_()
     assert lines[-1][:2] == ["bound", f"{report.bound:.6g}:"]

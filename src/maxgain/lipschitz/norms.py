@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,14 +12,14 @@ from torch import nn
 from ..errors import MaxGainError, UnsupportedLayerError
 from ..layers import ITSELF, Found, Globs, Layer, expect_some, find_layers
 from ..measure import call, evaluating, first_input, observing
-from ..text import Row, Tabular
+from ..text import text_table
 from .largest import Norm, largest_singular_value
 from .maps import Shapes, check_operator_p, instance_shapes, linear_map
 from .network import NotAChainError, chain_constant
 
 
-@dataclass(frozen=True)
-class NormReport(Tabular):
+@dataclass(frozen=True, repr=False)
+class NormReport:
     """The operator norms that ``operator_norms`` found, which ``print`` shows as a table.
 
     For p = 1 and inf they are exact. For p = 2 an iteration approaches them from below; ``residuals`` says how far it
@@ -28,7 +27,7 @@ class NormReport(Tabular):
     """
 
     p: float
-    layers: dict[str, Norm] = field(repr=False)
+    layers: dict[str, Norm]
     bound: float | None
     """An upper bound of the network's Lipschitz constant in eval mode, if it is a chain of known parts."""
     covers: str
@@ -49,11 +48,12 @@ class NormReport(Tabular):
         """The product of all layers' norms; ``covers`` says whether it bounds the network."""
         return math.prod(self.norms.values())
 
-    def _table(self) -> tuple[str, Row, Sequence[Row], str]:
+    def __repr__(self) -> str:
         rows = [[name or ITSELF, f"{one.value:.6g}", f"{one.residual:.1e}"] for name, one in self.layers.items()]
         rows.append(["product", f"{self.product:.6g}", ""])
         caption = f"bound {'none' if self.bound is None else f'{self.bound:.6g}'}: {self.covers}"
-        return f"operator norm by layer, p = {self.p:g}", ["layer", "norm", "residual"], rows, caption
+        title = f"operator norm by layer, p = {self.p:g}"
+        return text_table(["layer", "norm", "residual"], rows, title=title, caption=caption)
 
 
 @torch.inference_mode(mode=False)
