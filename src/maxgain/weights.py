@@ -87,7 +87,7 @@ class MaxNorm(WeightClip):
             return weight.abs()
         # Transposed convolutions keep (inputs, outputs / groups, ...), and transformers' Conv1D (inputs, outputs).
         count = getattr(layer.module, "groups", 1) if layer.is_transposed else 1
-        units = weight.unflatten(0, (count, -1)).movedim(1 + layer.is_transposed, 1)
+        units = weight.view(count, -1, *weight.shape[1:]).movedim(1 + layer.is_transposed, 1)
         norms = norm(units.flatten(2), self.p, 1).view(count, -1, *[1] * (weight.dim() - 1))
         norms = norms.movedim(1, 1 + layer.is_transposed)
         return norms.expand(-1, len(weight) // count, *norms.shape[2:]).flatten(0, 1)
