@@ -89,13 +89,14 @@ class Result(msgspec.Struct, kw_only=True, omit_defaults=True):
     gains: dict[str, dict[str, Quantiles]] = {}
     """By part of the data and layer."""
     operator_norms: dict[str, Number] = {}
+    """Of older records; `Run.operator_norms` computes them."""
     history: History = msgspec.field(default_factory=History)
     correct: str = ""
     """Which test images were classified correctly: base64 of numpy.packbits."""
     classes: int
     validation_images: int | None = None
     tuned: dict[str, float] = {}
-    """The numbers that were chosen for this run, by regulariser."""
+    """The numbers that were chosen for this run, by regulariser, in older records."""
     weights_sha256: str = ""
     seconds: float = 0.0
     finished: str = ""

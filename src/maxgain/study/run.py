@@ -31,11 +31,12 @@ from torch import Tensor, nn
 import maxgain
 from maxgain import measure_gains, operator_norms
 from maxgain.errors import CheckpointError, DataError, FileError, MeasurementWarning, RecipeError, RunError
+from maxgain.lipschitz.norms import NormReport
 from maxgain.measure import GainReport
 
 from . import _files
 from . import data as datasets
-from .capture import Speed, setting_up, stream_for
+from .capture import Speed, stream_for
 from .data import Dataset, Split
 from .networks import NETWORKS
 from .recipe import Recipe, run_key, to_json
@@ -54,8 +55,6 @@ CHECKPOINT, WEIGHTS = "checkpoint.safetensors", "model.safetensors"
 GAIN_SAMPLE = 1000
 """How many training images the gains of an epoch are taken over, but at most one of sixteen: measuring an image takes a
 third of the time of training on it on a CPU, and twice that time on a GPU."""
-NORM_TOLERANCE = 1e-2
-"""Relative accuracy of the ℓ2 operator norms in a result."""
 SMALL = 1_000_000
 """Parameters of a network that a CPU trains fastest with one thread."""
 SAVING_SHARE = 0.02
@@ -156,6 +155,10 @@ class Run:
         batches = (to_float(images) for images in torch.split(split.images, EVALUATION_BATCH))
         return measure_gains(self.model(network), batches, self.recipe.p)
 
+    def operator_norms(self, network: Callable[..., Any] | None = None, tolerance: float = 1e-2) -> NormReport:
+        """The ℓ2 operator norm of every layer of the trained model, to this relative accuracy."""
+        return operator_norms(self.model(network), torch.zeros(1, *self.config.shape), tolerance=tolerance)
+
 
 def load_dataset(
     recipe: Recipe, dataset: Dataset | None = None, root: str | Path | None = None, test: bool = True
@@ -194,7 +197,6 @@ def perform(
     data: str | Path | None = None,
     test: bool = True,
     network: Callable[..., Any] | None = None,
-    tuned: Mapping[str, float] | None = None,
     on_epoch: Callable[[Metrics], None] | None = None,
     stop: threading.Event | None = None,
     speed: Speed | None = None,
@@ -213,7 +215,6 @@ def perform(
         data: Folder of the data sets that recipes name.
         test: Whether the run is scored on the test part.
         network: The function that makes the network that the recipe names, where that is one's own.
-        tuned: Numbers that were chosen for this run, to be noted in its result.
         on_epoch: Called after each epoch.
         stop: Asks the run to save itself and stop.
         speed: How a GPU runs a step.
@@ -250,7 +251,7 @@ def perform(
             with _writing(folder):
                 _files.sweep(folder)
                 _files.write_json(folder / CONFIG, about)
-            _Performance(folder, dataset, training, dict(tuned or {}), on_epoch, stopping, speed).perform()
+            _Performance(folder, dataset, training, on_epoch, stopping, speed).perform()
     return run
 
 
@@ -261,7 +262,6 @@ class _Performance:
     folder: Path
     dataset: Dataset
     training: Training
-    tuned: dict[str, float]
     on_epoch: Callable[[Metrics], None] | None
     stopping: Callable[[], bool]
     speed: Speed | None
@@ -348,7 +348,6 @@ class _Performance:
         self._write_result(
             status="ok",
             gains=quantiles,
-            operator_norms=_operator_norms(model, to_float(training.images[:1])) if quantiles else {},
             weights_sha256=hashlib.sha256(weights).hexdigest(),
             **scores,
         )
@@ -364,7 +363,6 @@ class _Performance:
             history=History.of(self.lines, GAIN_EPOCHS),
             classes=len(dataset.classes),
             validation_images=len(dataset.validation),
-            tuned=self.tuned,
             seconds=sum(line.seconds for line in self.lines),
             finished=datetime.now(UTC).isoformat(timespec="seconds"),
             device=torch.cuda.get_device_name(training.device) if on_gpu else "cpu",
@@ -545,11 +543,6 @@ def _no_memory_errors() -> Iterator[None]:
 
 def _scores(part: str, score: Score | None) -> dict[str, Any]:
     return {} if score is None else {f"{part}_loss": score.loss, f"{part}_accuracy": score.accuracy}
-
-
-def _operator_norms(model: nn.Module, images: Tensor) -> dict[str, float]:
-    with setting_up:  # nothing can be compiled meanwhile
-        return dict(operator_norms(model, images, tolerance=NORM_TOLERANCE).norms)
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

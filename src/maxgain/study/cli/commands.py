@@ -119,8 +119,9 @@ def inspect(asked: options.Inspect) -> None:
         raise FileError(f"the network in {asked.folder} has no layer with a gain.")
     part = "test" if "test" in result.gains else "train"
     table = _table("layer", f"median gain ({part})", f"largest gain ({part})", "operator norm")
+    norms = result.operator_norms or run.operator_norms().norms
     for layer, quantiles in result.gains[part].items():
-        table.add_row(layer, *map(_number, (quantiles[2], quantiles[4], result.operator_norms.get(layer))))
+        table.add_row(layer, *map(_number, (quantiles[2], quantiles[4], norms.get(layer))))
     console.print(table)
     picture = save_gains({result.recipe.regulariser: result}, asked.out or asked.folder / "gains.png")
     console.print(f"picture: {picture}", soft_wrap=True)
