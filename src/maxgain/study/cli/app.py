@@ -5,17 +5,20 @@ Exit codes: 0 done, 1 a bug, 2 something is wrong with what was asked for, 130 s
 
 from __future__ import annotations
 
+import ast
+import inspect
 import logging
 import os
 import shlex
 import signal
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import fields, make_dataclass, replace
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn, get_type_hints
 
 import tyro
 from rich.console import Console
@@ -25,19 +28,18 @@ import maxgain
 from maxgain.errors import MaxGainError, RecipeError
 
 from .._names import unknown
-from ..recipe import RECIPES
-from . import commands, options
-from .demo import demo
+from ..recipe import RECIPES, Recipe
+from . import commands
 
 COMMANDS: dict[str, tuple[type, Callable[..., None]]] = {
-    "demo": (options.Demo, demo),
-    "train": (options.Train, commands.train),
-    "tune": (options.Tune, commands.tune),
-    "compare": (options.Compare, commands.compare),
-    "report": (options.Report, commands.report),
-    "inspect": (options.Inspect, commands.inspect),
-    "list": (options.List, commands.list_all),
-    "data": (options.Data, commands.data),
+    "demo": (commands.Demo, commands.demo),
+    "train": (commands.Train, commands.train),
+    "tune": (commands.Tune, commands.tune),
+    "compare": (commands.Compare, commands.compare),
+    "report": (commands.Report, commands.report),
+    "inspect": (commands.Inspect, commands.inspect),
+    "list": (commands.List, commands.list_all),
+    "data": (commands.Data, commands.data),
 }
 HIDDEN = {
     "train": frozenset[str](),
@@ -78,7 +80,7 @@ def _run(words: list[str], flags: set[str]) -> int:
         width = max(map(len, COMMANDS))
         rows = [f"  {name:<{width}}  {_summary(kind)}" for name, (kind, _) in COMMANDS.items()]
         text = "\n".join(
-            ["usage: maxgain COMMAND [options]", "", *rows, "", "'maxgain COMMAND --help' lists its options."]
+            ["usage: maxgain COMMAND [options]", "", *rows, "", "'maxgain COMMAND --help' lists its commands."]
         )
         sys.stdout.write(text + "\n")
         return 0 if words else 2
@@ -100,13 +102,39 @@ def _run(words: list[str], flags: set[str]) -> int:
         recipe, *rest = rest
         row = RECIPES[recipe]
         defaults = replace(row, train_on="train+validation") if name == "compare" else row
-        kind = options.for_recipe(kind, defaults, HIDDEN[name])
+        kind = _for_recipe(kind, defaults, HIDDEN[name])
         name = f"{name} {recipe}"
     flags |= {field.name for field in fields(kind)}
     parsed: Any = tyro.cli(kind, args=rest, prog=f"maxgain {name}")
     with _progress():
         command(*([RECIPES[name.partition(" ")[2]]] if " " in name else []), parsed)
     return 0
+
+
+def _for_recipe(command: type, recipe: Recipe, hidden: frozenset[str]) -> type:
+    """The command's options with a flag for each field of the recipe, whose values are the defaults."""
+    help_texts, hints = _attribute_docs(Recipe), get_type_hints(Recipe)
+    taken = {field.name for field in fields(command)} | hidden | {"name", "dataset"}
+    flags: list[Any] = [
+        (name, Annotated[hints[name], tyro.conf.arg(help=help_texts.get(name, ""))], getattr(recipe, name))
+        for name in hints
+        if name not in taken
+    ]
+    made = make_dataclass(command.__name__, flags, bases=(command,), frozen=True, kw_only=True)
+    made.__doc__ = command.__doc__
+    return made
+
+
+def _attribute_docs(kind: type) -> dict[str, str]:
+    """The text below each field of a dataclass."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    return {
+        field.target.id: after.value.value
+        for field, after in zip(body.body, body.body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str)
+    }
 
 
 def _summary(kind: type) -> str:

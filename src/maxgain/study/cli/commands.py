@@ -1,17 +1,22 @@
-"""One function per command: call the study, print what came out, and say what to type next."""
+"""The commands: each one's options, which tyro turns into flags, and what it does with them.
+
+A command calls the study, prints what came out, and says what to type next.
+"""
 
 from __future__ import annotations
 
 import shlex
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from tyro.conf import Positional
 
 from maxgain.errors import DataError, FileError, MaxGainError, RecipeError, RunError
 
@@ -20,20 +25,51 @@ from .. import data as datasets
 from .._names import unknown
 from ..api import Settings
 from ..networks import NETWORKS
+from ..plan import Tuned
 from ..recipe import RECIPES, Recipe
 from ..regularisers import REGULARISERS
 from ..report import early_curve, gain_boxes
 from ..run import Result, Run
 from ..running import Machine
 from ..sentences import counted
-from . import options
 
 NEAR = (0.67, 1, 1.5, 2, 3)
 """Factors of the early rule's choice: the best γ of every recorded search lies between the first and the last."""
 console = Console(highlight=False, width=None)
 
 
-def train(recipe: Recipe, asked: options.Train) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Options of every command that trains."""
+
+    data: Path | None = None
+    """folder of the data sets; None: $MAXGAIN_DATA, or a cache folder"""
+    out: Path | None = None
+    """folder of the results; None: below runs/"""
+    device: str = "auto"
+    """cpu, cuda, or auto: a GPU if there is one"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Many(Where):
+    """Options of every command that trains many runs."""
+
+    jobs: int | None = None
+    """runs at once; None: one per core; on a GPU one"""
+    engine: Literal["processes", "ray"] = "processes"
+    """processes of this machine, or tasks on a Ray cluster ($RAY_ADDRESS; without it a local one)"""
+    grid: tuple[str, ...] = ()
+    """values to try when tuning: maxgain=1,1.5,2 or maxgain=1:3:0.5"""
+    budget: int | None = None
+    """tuning runs, per row and fold; None: 9; 27 for tpe"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Where):
+    """Train one network. The same command continues a run that was stopped."""
+
+
+def train(recipe: Recipe, asked: Train) -> None:
     """Train, and show the scores."""
     settings, network = _settings(asked)
     regulariser = str(vars(asked)["regulariser"])
@@ -44,7 +80,19 @@ def train(recipe: Recipe, asked: options.Train) -> None:
     suggest(("inspect", run.folder), ("report", run.folder))
 
 
-def tune(recipe: Recipe, asked: options.Tune) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Tune(Many):
+    """Choose the numbers that a regulariser leaves open. No test data is used."""
+
+    regulariser: str = "maxgain"
+    """what to tune: maxgain, or maxgain+dropout"""
+    by: Literal["grid", "tpe"] = "grid"
+    """try a grid, or let optuna's TPE propose"""
+    early: bool = False
+    """choose γ by the training loss after a seventh of the run: a cheap first look, which failed its test"""
+
+
+def tune(recipe: Recipe, asked: Tune) -> None:
     """Tune, show every point, and draw the early rule's picture."""
     if asked.early and asked.by != "grid":
         raise RecipeError("choose one of --early and --by.")
@@ -73,7 +121,29 @@ def tune(recipe: Recipe, asked: options.Tune) -> None:
     suggest(("train", recipe.name, "--regulariser", tuned.best, *_changed(recipe, asked)))
 
 
-def compare(recipe: Recipe, asked: options.Compare) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Compare(Many):
+    """Train every row on every fold or seed, and test the differences in test accuracy."""
+
+    rows: tuple[str, ...] = ()
+    """regularisers to compare, the baseline first: none dropout maxgain=2"""
+    folds: int | None = None
+    """number of folds; data without folds of their own are cross-validated"""
+    seeds: int | None = None
+    """number of seeds; with --folds, on each of them"""
+    contrasts: tuple[str, ...] = ()
+    """pairs to test instead of all against the first: maxgain+dropout:dropout; 'matched' is every maxgain+X:X"""
+    tuned: Tuned | None = None
+    """first choose the numbers that rows leave open, on each fold"""
+    rope: float | None = None
+    """region of practical equivalence, in points; enables the verdict 'equivalent'"""
+    decide_by: Literal["paired", "pooled"] = "paired"
+    """analysis that verdicts follow; the other one is a check"""
+    shard: str | None = None
+    """train part I of N only (I/N, by fold or seed); then run the command without it in one folder with all runs"""
+
+
+def compare(recipe: Recipe, asked: Compare) -> None:
     """Compare, and show rows and verdicts."""
     settings, network = _settings(asked)
     folder = asked.out or Path("runs") / f"compare-{recipe.name}"
@@ -104,12 +174,32 @@ def compare(recipe: Recipe, asked: options.Compare) -> None:
         raise RunError(f"{counted(stopped, 'run')} could not be finished; the same command tries again.")
 
 
-def report(asked: options.Report) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Write one page about the runs and comparisons in a folder."""
+
+    folder: Positional[Path]
+    """folder of a run, a comparison, or several"""
+    out: Path = Path("report.html")
+    """the page"""
+
+
+def report(asked: Report) -> None:
     """Write the page."""
     console.print(f"open in a browser: {api.page(asked.folder, asked.out).absolute().as_uri()}", soft_wrap=True)
 
 
-def inspect(asked: options.Inspect) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Inspect:
+    """Show the gains of a finished run beside its operator norms, layer by layer."""
+
+    folder: Positional[Path]
+    """the run's folder"""
+    out: Path | None = None
+    """picture of the gains; None: gains.png in the folder"""
+
+
+def inspect(asked: Inspect) -> None:
     """Show gains beside operator norms, and draw the gains."""
     run = Run(asked.folder)
     result = run.result
@@ -128,7 +218,15 @@ def inspect(asked: options.Inspect) -> None:
     suggest(("report", asked.folder))
 
 
-def list_all(asked: options.List) -> None:
+@dataclass(frozen=True, kw_only=True)
+class List:
+    """List recipes, regularisers and networks; with a name, describe it."""
+
+    name: Positional[str | None] = None
+    """one of them"""
+
+
+def list_all(asked: List) -> None:
     """List all names, or describe one."""
     if asked.name is None:
         for title, names in (("recipes", RECIPES), ("regularisers", REGULARISERS), ("networks", NETWORKS)):
@@ -142,7 +240,19 @@ def list_all(asked: options.List) -> None:
     console.print("\n\n".join(texts), markup=False, soft_wrap=True)
 
 
-def data(asked: options.Data) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """List the data sets, fetch one, or check one."""
+
+    action: Positional[Literal["list", "fetch", "check"]] = "list"
+    """what to do"""
+    name: Positional[str | None] = None
+    """the data set"""
+    data: Path | None = None
+    """folder of the data sets; None: $MAXGAIN_DATA, or a cache folder"""
+
+
+def data(asked: Data) -> None:
     """List, fetch or check data sets."""
     if asked.action == "list":
         table = _table("name", "here", "what it is", "size")
@@ -159,6 +269,55 @@ def data(asked: options.Data) -> None:
         raise DataError(problem)
     else:
         console.print(f"{asked.name} is complete")
+
+
+ROWS = ("none", "weightdecay", "dropout", "maxgain", "maxgain+weightdecay")
+GRID = {
+    "maxgain": (1, 1.5, 1.25, 2, 0.75, 3),
+    "weightdecay": (0.01, 0.003, 0.03, 0.001, 0.02, 0.1),
+    "dropout": (1, 1.5, 0.5, 1.25, 0.75, 0.25),
+}
+"""Values to try, most plausible first; a row with two numbers takes the first of each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """Compare regularisers on digits with a third of the labels random, in a few minutes."""
+
+    out: Path = Path("runs/demo")
+    """folder of the results"""
+    jobs: int | None = None
+    """runs at once; None: one per core"""
+    folds: int = 5
+    """number of folds of cross-validation"""
+    epochs: int | None = None
+    """number of epochs; None: the recipe's"""
+    budget: int = 6
+    """tuning runs per row and fold"""
+
+
+def demo(asked: Demo) -> None:
+    """Compare, then show one sentence, one table, one picture and the next command."""
+    console.print("digits, a third of the training and validation labels random, test labels clean")
+    settings: api.Settings = {} if asked.epochs is None else {"epochs": asked.epochs}
+    compared = api.compare(
+        "noisy-digits",
+        ROWS,
+        folds=asked.folds,
+        tuned="grid",
+        grid=GRID,
+        budget=asked.budget,
+        out=asked.out,
+        machine=Machine(device="cpu", jobs=asked.jobs),
+        **settings,
+    )
+    console.print(str(compared), markup=False, soft_wrap=True)
+    shown = {row: compared.results[row][0] for row in ("none", "maxgain") if compared.results.get(row)}
+    console.print(f"gains without and with MaxGain: {save_gains(shown, asked.out / 'gains.png')}", soft_wrap=True)
+    suggest(("report", asked.out))
+
+
+# --- What they share
 
 
 def _settings(asked: Any) -> tuple[Settings, str]:
@@ -180,7 +339,7 @@ def _changed(recipe: Recipe, asked: Any) -> list[str]:
     return words
 
 
-def _machine(asked: options.Many) -> Machine:
+def _machine(asked: Many) -> Machine:
     return Machine(device=asked.device, jobs=asked.jobs, engine=asked.engine)
 
 
