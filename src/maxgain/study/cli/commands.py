@@ -71,11 +71,7 @@ class Train(Where):
 
 def train(recipe: Recipe, asked: Train) -> None:
     """Train, and show the scores."""
-    settings, network = _settings(asked)
-    regulariser = str(vars(asked)["regulariser"])
-    run = api.train(
-        recipe.name, regulariser, network=network, out=asked.out, root=asked.data, device=asked.device, **settings
-    )
+    run = api.train(recipe.name, str(vars(asked)["regulariser"]), device=asked.device, **_passed_on(asked))
     _show_scores(run.result)
     suggest(("inspect", run.folder), ("report", run.folder))
 
@@ -96,18 +92,14 @@ def tune(recipe: Recipe, asked: Tune) -> None:
     """Tune, show every point, and draw the early rule's picture."""
     if asked.early and asked.by != "grid":
         raise RecipeError("choose one of --early and --by.")
-    settings, network = _settings(asked)
     tuned = api.tune(
         recipe.name,
         asked.regulariser,
         by="early" if asked.early else asked.by,
         grid=tuning.parse_grid(asked.grid),
         budget=asked.budget,
-        network=network,
-        out=asked.out,
-        root=asked.data,
         machine=_machine(asked),
-        **settings,
+        **_passed_on(asked),
     )
     console.print(str(tuned), markup=False, soft_wrap=True)
     if tuned.by == "early":
@@ -145,8 +137,6 @@ class Compare(Many):
 
 def compare(recipe: Recipe, asked: Compare) -> None:
     """Compare, and show rows and verdicts."""
-    settings, network = _settings(asked)
-    folder = asked.out or Path("runs") / f"compare-{recipe.name}"
     compared = api.compare(
         recipe.name,
         asked.rows,
@@ -158,18 +148,15 @@ def compare(recipe: Recipe, asked: Compare) -> None:
         budget=asked.budget,
         rope=asked.rope,
         decide_by=asked.decide_by,
-        network=network,
-        out=folder,
-        root=asked.data,
         machine=_machine(asked),
         shard=asked.shard,
-        **settings,
+        **_passed_on(asked),
     )
     if asked.shard:
         console.print(f"part {asked.shard} is trained; copy all parts into one folder and run without --shard there.")
         return
     console.print(str(compared), markup=False, soft_wrap=True)
-    suggest(("report", folder))
+    suggest(("report", asked.out or Path("runs") / f"compare-{recipe.name}"))
     if stopped := sum(result.fault == "machine" for result in compared.failed):
         raise RunError(f"{counted(stopped, 'run')} could not be finished; the same command tries again.")
 
@@ -320,10 +307,10 @@ def demo(asked: Demo) -> None:
 # --- What they share
 
 
-def _settings(asked: Any) -> tuple[Settings, str]:
-    """The recipe's fields among the options, and the network."""
-    settings: Any = {name: value for name, value in vars(asked).items() if name in Settings.__annotations__}
-    return settings, asked.network
+def _passed_on(asked: Any) -> dict[str, Any]:
+    """The options that every function of the study takes: files, the network, and the recipe's fields."""
+    settings = {name: value for name, value in vars(asked).items() if name in Settings.__annotations__}
+    return settings | {"network": asked.network, "out": asked.out, "root": asked.data}
 
 
 def _changed(recipe: Recipe, asked: Any) -> list[str]:
