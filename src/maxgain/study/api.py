@@ -22,7 +22,7 @@ from typing import Literal, TypedDict, Unpack
 
 import msgspec
 
-from maxgain.errors import FileError, RecipeError, RunError
+from maxgain.errors import RecipeError, RunError
 
 from . import _files, comparison, tuning
 from .comparison import Comparison
@@ -31,7 +31,7 @@ from .networks import Builder, name_network
 from .plan import Plan, Tuned, make_plan
 from .recipe import RECIPES, Recipe
 from .report import write_page
-from .run import Metrics, Result, Run, load
+from .run import Metrics, Result, Run
 from .run import perform as perform_run
 from .running import Machine, Source, reused_workers, run_missing
 from .sentences import counted
@@ -134,14 +134,13 @@ def tune(
     recipe = replace(recipe, regulariser=regulariser)
     _expect_tunable([regulariser], None, grid)
 
-    recorded = _recorded(folder / TUNING) if by == "tpe" else []
     with reused_workers() as workers:
         perform = partial(run_missing, machine=machine, source=source, test=False, workers=workers)
 
         def run(recipes: Sequence[Recipe]) -> list[Result]:
             return list(_reported(perform(recipes, folder / TUNING), len(recipes), "tuning"))
 
-        tuned = tuning.tune(recipe, run, by, grid=grid, budget=budget, at_once=machine.at_once, recorded=recorded)
+        tuned = tuning.tune(recipe, run, by, grid=grid, budget=budget, at_once=machine.at_once)
     runs = [result.key for result in tuned.results]
     choice = {"regulariser": tuned.best, "by": by, "rule": tuning.RULES[by], "runs": runs}
     _files.write_json(folder / "tuning.json", choice)
@@ -253,10 +252,7 @@ def _choose(plan: Plan, folder: Path, perform: Callable[..., Iterator[Result]], 
     counts: dict[str, int] = {}
     for (row, units), recipe in asked.items():
         try:
-            chosen = tuning.tune(
-                recipe, run, plan.tuned, grid=plan.grid, budget=plan.budget, at_once=machine.at_once,
-                recorded=_recorded(folder / TUNING) if plan.tuned == "tpe" else [],
-            )  # fmt: skip
+            chosen = tuning.tune(recipe, run, plan.tuned, grid=plan.grid, budget=plan.budget, at_once=machine.at_once)
         except RunError as error:
             log.warning("%s keeps its default numbers: %s", row, error)
             continue
@@ -278,13 +274,6 @@ def _expect_tunable(rows: Sequence[str], by: Tuned | None, grid: Mapping[str, Se
     names = {part.row.name for row in rows for part in open_parts(row)}
     if unknown := sorted(set(grid or {}) - names):
         raise RecipeError(f"no row leaves {unknown[0]!r} open, so its grid has no use.", field="grid")
-
-
-def _recorded(folder: Path) -> list[Result]:
-    try:
-        return load(folder)
-    except FileError:
-        return []
 
 
 def _part(units: Sequence[int], shard: str) -> tuple[int, ...]:

@@ -182,6 +182,7 @@ def compare(plan: Plan, results: Sequence[Result]) -> Comparison:
         _sampling_error(finished, pair) if score == "test" and plan.over == "seed" else None for pair in plan.contrasts
     ]
     contrasts = _contrasts(plan, {row.name: row for row in rows}, guessed, errors, chance)
+    images = next((result.validation_images for result in every if result.validation_images), None)
     notes = [*_gaps(plan, rows), *dict.fromkeys(f"{result.note}." for result in every if result.note)]
     if left_out:
         notes.append(f"{counted(left_out, 'result')} of other data left out.")
@@ -192,7 +193,7 @@ def compare(plan: Plan, results: Sequence[Result]) -> Comparison:
         contrasts=contrasts,
         chance=chance,
         title=_title(plan, rows, contrasts, every, score),
-        method=_method(plan, every, score),
+        method=sentences.method(plan, score, images),
         notes=tuple(notes),
         results=finished,
         failed=tuple(result for result in found.values() if result.status == "failed"),
@@ -273,10 +274,10 @@ def _analyses(plan: Plan, scores: Scores) -> tuple[list[Difference | None], list
     def paired(first: str, second: str) -> Difference | None:
         units = [unit for unit in scores[first] if unit in scores[second]]
         a, b = ([scores[row][unit] for unit in units] for row in (first, second))
-        return statistics.paired(a, b, _overlap(plan)) if units else None
+        return statistics.paired(a, b, plan.overlap) if units else None
 
-    by_pairs = statistics.as_family([paired(*pair) for pair in plan.contrasts], _rope(plan))
-    by_model = statistics.as_family(statistics.pooled(scores, plan.contrasts, _overlap(plan)), _rope(plan))
+    by_pairs = statistics.as_family([paired(*pair) for pair in plan.contrasts], plan.region)
+    by_model = statistics.as_family(statistics.pooled(scores, plan.contrasts, plan.overlap), plan.region)
     return (by_pairs, by_model) if plan.decide_by == "paired" else (by_model, by_pairs)
 
 
@@ -307,27 +308,12 @@ def _contrasts(
                 sampling_error=error,
                 pairs=pairs,
                 sentence=on
-                + sentences.finding(a.label, b.label, difference, verdict, _rope(plan), plan.over)
+                + sentences.finding(a.label, b.label, difference, verdict, plan.region, plan.over)
                 + sentences.disagreement("pooled" if plan.decide_by == "paired" else "paired", check, verdict)
                 + sentences.failures(lost, with_failures, chance, verdict, holds),
             )
         )
     return tuple(contrasts)
-
-
-def _overlap(plan: Plan) -> float:
-    """Test instances per training instance where training sets overlap, else 0.
-
-    In cross-validation a run is tested on one fold; one more is held out if the run was not trained on it too.
-    """
-    folds = plan.recipe.cross_validation
-    if plan.over == "seed" or folds is None:
-        return 0.0
-    return 1 / (folds - (1 if plan.recipe.train_on == "train+validation" else 2))
-
-
-def _rope(plan: Plan) -> float | None:
-    return None if plan.rope is None else plan.rope / 100
 
 
 # Words
@@ -352,7 +338,7 @@ def _title(
         return f"{best.label} has {score} accuracy {percent(best.summary.mean, best.summary.standard_error)} %"
     labels = {row.name: row.label for row in rows}
     return sentences.headline(
-        [(labels[one.first], labels[one.second], one.difference, one.verdict) for one in contrasts], _rope(plan)
+        [(labels[one.first], labels[one.second], one.difference, one.verdict) for one in contrasts], plan.region
     )
 
 
@@ -373,32 +359,6 @@ def _gaps(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
             yield f"{row.name}: {row.failed} of {row.planned} runs failed to train."
         if row.missing:
             yield f"{row.name}: {row.missing} of {row.planned} runs are missing."
-
-
-def _method(plan: Plan, results: Sequence[Result], score: Score) -> str:
-    recipe = plan.recipe
-    parts = "the training and validation parts" if recipe.train_on == "train+validation" else "the training part"
-    repeats = f" with {plan.repeats} seeds each, averaged" if plan.repeats > 1 else ""
-    told = [
-        f"{counted(len(plan.rows), 'row')} on {recipe.dataset}, {counted(len(plan.units), plan.over)}{repeats}; "
-        f"trained on {parts}, scored by {score} accuracy."
-    ]
-    if plan.tuning_runs:
-        images = next((result.validation_images for result in results if result.validation_images), None)
-        worth = f" (1 image = {100 / images:.2g} points)" if images else ""
-        budgets = sentences.listed([f"{row} {runs}" for row, runs in plan.tuning_runs.items()])
-        where = "on every fold" if plan.over == "fold" else "once"
-        told.append(f"Numbers were chosen {where} on the validation part{worth}; runs spent: {budgets}.")
-    told.append(
-        sentences.method(
-            over=plan.over,
-            overlap=bool(_overlap(plan)),
-            decide_by=plan.decide_by,
-            contrasts=len(plan.contrasts),
-            rope=_rope(plan),
-        )
-    )
-    return " ".join(filter(None, told))
 
 
 # The table

@@ -69,6 +69,22 @@ class Plan:
                 f"a contrast names {strange[0]!r}, which is not one of {', '.join(self.rows)}.", field="contrasts"
             )
 
+    @property
+    def region(self) -> float | None:
+        """The region of practical equivalence as a fraction."""
+        return None if self.rope is None else self.rope / 100
+
+    @property
+    def overlap(self) -> float:
+        """Test instances per training instance where training sets overlap, else 0.
+
+        In cross-validation a run is tested on one fold; one more is held out if the run was not trained on it too.
+        """
+        folds = self.recipe.cross_validation
+        if self.over == "seed" or folds is None:
+            return 0.0
+        return 1 / (folds - (1 if self.recipe.train_on == "train+validation" else 2))
+
     def unit(self, recipe: Recipe) -> int:
         """The fold or seed that a run belongs to."""
         return recipe.seed if self.over == "seed" else recipe.fold or 0

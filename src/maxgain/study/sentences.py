@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from . import statistics
+from .plan import Plan
 from .statistics import ALPHA, Difference, Interval, Verdict, is_equivalent
 
 CHANGED: dict[Verdict, str] = {"established": "raised", "reversed": "lowered"}
@@ -156,25 +157,36 @@ def _p(p: float | None) -> str:
 # Method
 
 
-def method(*, over: str, overlap: bool, decide_by: str, contrasts: int, rope: float | None) -> str:
-    """How the contrasts were tested."""
-    if not contrasts:
-        return ""
+def method(plan: Plan, score: str, validation_images: int | None) -> str:
+    """How the rows were trained, scored and tuned, and the contrasts tested."""
+    parts = "the training and validation parts" if plan.recipe.train_on == "train+validation" else "the training part"
+    repeats = f" with {plan.repeats} seeds each, averaged" if plan.repeats > 1 else ""
+    told = [
+        f"{counted(len(plan.rows), 'row')} on {plan.recipe.dataset}, {counted(len(plan.units), plan.over)}{repeats}; "
+        f"trained on {parts}, scored by {score} accuracy."
+    ]
+    if plan.tuning_runs:
+        worth = f" (1 image = {100 / validation_images:.2g} points)" if validation_images else ""
+        budgets = listed([f"{row} {runs}" for row, runs in plan.tuning_runs.items()])
+        where = "on every fold" if plan.over == "fold" else "once"
+        told.append(f"Numbers were chosen {where} on the validation part{worth}; runs spent: {budgets}.")
+    if not plan.contrasts:
+        return " ".join(told)
     paired = "the paired t-test over seeds on one data split, which says nothing about other splits"
-    if over == "fold":
-        paired = f"the paired t-test on {'folds' if overlap else 'disjoint folds'}"
-    pooled = f"the model accuracy ~ row + {over}, one error variance pooled over all rows"
-    decides, checks = (paired, pooled) if decide_by == "paired" else (pooled, paired)
-    sentences = [f"Verdicts follow {decides}; the check is {checks}."]
-    if overlap:
-        sentences.append("Training sets overlap, so both use Nadeau and Bengio's corrected variance.")
-    if contrasts > 1:
-        sentences.append(
-            f"{contrasts} contrasts are one family: p-values are Holm-corrected, intervals simultaneous (Bonferroni)."
+    if plan.over == "fold":
+        paired = f"the paired t-test on {'folds' if plan.overlap else 'disjoint folds'}"
+    pooled = f"the model accuracy ~ row + {plan.over}, one error variance pooled over all rows"
+    decides, checks = (paired, pooled) if plan.decide_by == "paired" else (pooled, paired)
+    told.append(f"Verdicts follow {decides}; the check is {checks}.")
+    if plan.overlap:
+        told.append("Training sets overlap, so both use Nadeau and Bengio's corrected variance.")
+    if (count := len(plan.contrasts)) > 1:
+        told.append(
+            f"{count} contrasts are one family: p-values are Holm-corrected, intervals simultaneous (Bonferroni)."
         )
-    sentences.append(f"Established: p < {ALPHA:g} for the first row; reversed: p < {ALPHA:g} against it.")
-    if rope is not None:
-        sentences.append(
-            f"Equivalent: two one-sided tests place the difference within ±{100 * rope:g} points (p < {ALPHA:g})."
+    told.append(f"Established: p < {ALPHA:g} for the first row; reversed: p < {ALPHA:g} against it.")
+    if plan.rope is not None:
+        told.append(
+            f"Equivalent: two one-sided tests place the difference within ±{plan.rope:g} points (p < {ALPHA:g})."
         )
-    return " ".join([*sentences, "Inconclusive is no evidence of equality."])
+    return " ".join([*told, "Inconclusive is no evidence of equality."])

@@ -96,7 +96,6 @@ def tune(
     grid: Mapping[str, Sequence[float]] | None = None,
     budget: int | None = None,
     at_once: int = 1,
-    recorded: Sequence[Result] = (),
 ) -> Tuning:
     """Train points and choose one; `run` trains what is missing of them, so the same call continues a search."""
     recipe = replace(recipe, train_on="train")
@@ -115,7 +114,7 @@ def tune(
             raise RecipeError("budget is not for the early rule, which trains every γ of its grid.", field="budget")
         return _tune_early(recipe, run, (grid or {}).get("maxgain", GAMMAS))
     if by == "tpe":
-        results = _propose(recipe, run, parts, budget or 3 * BUDGET, at_once, recorded)
+        results = _propose(recipe, run, parts, budget or 3 * BUDGET, at_once)
     else:
         results = list(run(grid_recipes(recipe, grid or {}, budget)))
     chosen = best(results, parts)
@@ -207,38 +206,25 @@ def _sizes(count: int, budget: int) -> list[int]:
     return sizes
 
 
-def _propose(
-    recipe: Recipe, run: Run, parts: Sequence[Chosen], budget: int, at_once: int, recorded: Sequence[Result]
-) -> list[Result]:
-    """Let optuna's TPE propose points until there are `budget`, a few at once; `recorded` ones count."""
+def _propose(recipe: Recipe, run: Run, parts: Sequence[Chosen], budget: int, at_once: int) -> list[Result]:
+    """Train what optuna's TPE proposes, a few points at once; the same call proposes the same points."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
     searched = {part.row.name: part.row.search or (1.0, 1.0) for part in parts}
     ranges = {name: optuna.distributions.FloatDistribution(*ends, log=True) for name, ends in searched.items()}
-    names = {part.row.name for part in parse(recipe.regulariser)}
-    alike = [one.recipe for one in recorded if {part.row.name for part in one.recipe.chosen} == names]
-    same = [one for one in alike if at(recipe, numbers_of(one, parts)).key == one.key]
-    results = list(run(same[:budget]))
-    while len(results) < budget:
-        study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=len(results)))
-        study.add_trials([_trial(result, parts, ranges) for result in results])
-        asked = [study.ask(ranges) for _ in range(min(at_once, budget - len(results)))]
-        proposals = [{name: float(f"{value:.3g}") for name, value in trial.params.items()} for trial in asked]
-        results += run([at(recipe, point) for point in proposals])
-    return results
-
-
-def _trial(result: Result, parts: Sequence[Chosen], ranges: Mapping[str, object]) -> object:
-    import optuna
-
-    failed = result.status != "ok" or result.validation_accuracy is None
-    return optuna.trial.create_trial(
-        params=numbers_of(result.recipe, parts),
-        distributions=ranges,
-        value=None if failed else result.validation_accuracy,
-        state=optuna.trial.TrialState.FAIL if failed else optuna.trial.TrialState.COMPLETE,
-    )
+    results: dict[str, Result] = {}
+    for done in range(0, budget, at_once):
+        trials = [study.ask(ranges) for _ in range(min(at_once, budget - done))]
+        points = [{name: float(f"{value:.3g}") for name, value in trial.params.items()} for trial in trials]
+        recipes = [at(recipe, point) for point in points]
+        results |= {result.recipe.key: result for result in run(recipes)}
+        for trial, proposed in zip(trials, recipes, strict=True):
+            accuracy = results[proposed.key].validation_accuracy
+            failed = optuna.trial.TrialState.FAIL if accuracy is None else None
+            study.tell(trial, accuracy, state=failed)
+    return list(results.values())
 
 
 def _tune_early(recipe: Recipe, run: Run, gammas: Sequence[float]) -> Tuning:
