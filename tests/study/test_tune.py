@@ -193,7 +193,7 @@ def test_early_says_when_the_data_are_learned_at_once(caplog) -> None:
 def test_early_says_what_label_smoothing_and_random_labels_do_to_it(caplog) -> None:
     run = Fake(loss=lambda gamma: 1.0 if gamma > 3 else 2.0)
     smooth = tune(recipe("maxgain", epochs=70, label_smoothing=0.1), run, "early")
-    assert "label smoothing keeps all losses above 0.50" in caplog.text
+    assert "label smoothing keeps losses above 0.50" in caplog.text
     assert smooth.numbers == {"maxgain": 3.2}
     caplog.clear()
     tune(recipe("maxgain", epochs=70, label_noise=0.3), run, "early")
