@@ -389,6 +389,8 @@ def details(states: Mapping[str, State], drawn: dict[str, Draw]) -> str:
         "rows that are marked; the others test it."
     )
     parts.append(early_table(states))
+    searched = {(case.experiment.recipe.name, case.row): (case.rule, case.lost) for case in early_cases(states)}
+    parts.append(_figure(drawn, "gamma-searches", partial(figures.searches, searched), "Points lost against γ"))
     parts += repeats(next(iter(states.values())))
     parts.append("# Figure 3, in numbers")
     parts.append(curve_table(next(iter(states.values()))))
@@ -434,11 +436,23 @@ class EarlyCase:
     experiment: Experiment
     row: str
     rule: float
-    best: float
-    regret: float
-    """Points of validation accuracy that the rule's γ loses against the best of the grid."""
-    guess: float
-    """Points that a γ drawn at random from the grid loses in the mean."""
+    lost: Mapping[float, float]
+    """Points of validation accuracy that each γ loses against the best of the grid."""
+
+    @property
+    def best(self) -> float:
+        """The γ that loses nothing; among equals the smallest."""
+        return min(gamma for gamma, points in self.lost.items() if points == 0)
+
+    @property
+    def regret(self) -> float:
+        """What the rule's γ loses."""
+        return self.lost[self.rule]
+
+    @property
+    def guess(self) -> float:
+        """What a γ drawn at random from the grid loses in the mean."""
+        return float(np.mean(list(self.lost.values())))
 
     @property
     def is_test(self) -> bool:
@@ -470,9 +484,8 @@ def early_cases(states: Mapping[str, State]) -> Iterator[EarlyCase]:
                 continue
             rule = early_choice(list(runs.values()))
             accuracies = {gamma: 100 * _mean(run.validation_accuracy for run in found) for gamma, found in runs.items()}
-            best = max(accuracies, key=lambda gamma: (accuracies[gamma], -gamma))
-            losses = {gamma: accuracies[best] - accuracy for gamma, accuracy in accuracies.items()}
-            yield EarlyCase(state.experiment, row, rule, best, losses[rule], float(np.mean(list(losses.values()))))
+            best = max(accuracies.values())
+            yield EarlyCase(state.experiment, row, rule, {gamma: best - found for gamma, found in accuracies.items()})
 
 
 def early_table(states: Mapping[str, State]) -> str:

@@ -108,6 +108,24 @@ def tuning(curves: Mapping[str, Sequence[tuple[float, float]]], chosen: Mapping[
     return _with_legend(figure, axis, 2)
 
 
+def searches(cases: Mapping[tuple[str, str], tuple[float, Mapping[float, float]]], deepest: float = 10) -> Figure:
+    """Points lost against γ, a line per search and a colour per data set; a ring is the early rule's choice."""
+    figure, (axis,) = _panels(1, (7.6, 3.2))
+    colours = dict(zip(dict.fromkeys(data for data, _ in cases), SERIES, strict=False))
+    for (data, _), (rule, lost) in cases.items():
+        points = sorted(lost.items())
+        axis.plot(*zip(*points, strict=True), "o-", color=colours[data], markersize=3.5, label=data)
+        axis.plot([rule], [lost[rule]], "o", color=colours[data], markersize=10, fillstyle="none")
+    ticks = sorted({gamma for _, lost in cases.values() for gamma in lost if gamma in (0.75, 1, 1.5, 2, 3, 4, 6)})
+    axis.set_xscale("log")
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
+    axis.set_ylim(deepest, -0.5)
+    axis.set_xlabel("γ; a ring marks the early rule's choice")
+    axis.set_ylabel("points of validation\naccuracy below the best")
+    return _with_legend(figure, axis, 5)
+
+
 def gamma_curve(curve: Sequence[tuple[float, Result]]) -> Figure:
     """The paper's Figure 3: accuracy and log loss against γ, on training images and on others."""
     figure, axes = _panels(1, (9, 3.1), 2)

@@ -120,7 +120,7 @@ def check_gamma(rows: list[Row]) -> Iterator[Finding]:
     if mean > TOO_OFTEN:
         text = (
             f"gamma is probably too small: {mean:.0%} of the steps cut a weight by more than 10 %, most of all {{}}. "
-            "Start at the median of the gains that gamma=inf shows."
+            "Try twice as large a gamma, and choose it by validation accuracy."
         )
         yield text, max(shares, key=lambda name: shares[name]), "gamma"
         return
