@@ -1,4 +1,4 @@
-"""Draw the watched GPTs, and print the tables of docs/watching.md.
+"""Draw the watched GPTs, and print the tables and counts of PLAN-WATCH.md and docs/watching.md.
 
 python -m experiments.watch_figure FILE    # thin what watch_gpt.py wrote into results/watch/gpt.jsonl first
 python -m experiments.watch_figure
@@ -44,7 +44,7 @@ def above_best(run: Record, runs: Sequence[Record]) -> float:
     """How much higher a run ended than the best rate of its seed and remedy."""
     same = [one["last"] for one in runs if (one["seed"], one["remedy"]) == (run["seed"], run["remedy"])]
     best = min(last for last in same if last is not None)
-    return math.inf if run["last"] is None else run["last"] - best
+    return end_of(run) - best
 
 
 def lead(run: Record, alarms: str = "alarms") -> int | None:
@@ -64,8 +64,14 @@ def to_draw(runs: Sequence[Record]) -> list[Record]:
     return [*drawn[:1], *(run for run in plain if run["rate"] is None and run["seed"] == (drawn or plain)[0]["seed"])]
 
 
+def median_of_q_and_k(run: Record) -> list[float | None]:
+    """The median gain of all q and k, at every logged step."""
+    some = [gains for name, gains in run["gains"].items() if name.endswith(("[q]", "[k]"))]
+    return [None if None in row else statistics.median(row) for row in zip(*some, strict=True)]
+
+
 def thin(lines: Sequence[Record]) -> list[Record]:
-    """Keep losses as means of ten, three alarms, and the gains of the run that is drawn."""
+    """Keep losses as means of ten, three alarms, the medians of q and k, and the gains of the runs that are drawn."""
     machine, *runs = lines
     drawn = to_draw(complete(runs))
     kept = []
@@ -76,6 +82,8 @@ def thin(lines: Sequence[Record]) -> list[Record]:
             run |= {"alarms": run["alarms"][:3], "alarm_count": len(run["alarms"])}
             run |= {"gradient_alarms": run["gradient_alarms"][:3]}
             run.pop("gradients")
+            if run["remedy"] == "none":
+                run |= {"qk": median_of_q_and_k(run)}
             if not any(
                 (run["remedy"], run["rate"], run["seed"]) == (one["remedy"], one["rate"], one["seed"]) for one in drawn
             ):
@@ -100,7 +108,7 @@ def tables(runs: Sequence[Record]) -> str:
         named = [run["alarms"][0]["layer"] for run in spiked if lead(run) is not None]
         rest = [run for run in own if run["spike"] is None]
         healthy = [run for run in rest if above_best(run, runs) <= HEALTHY]
-        ends = sorted(math.inf if run["last"] is None else run["last"] for run in own)
+        ends = sorted(map(end_of, own))
         cells = [
             "doubling" if math.isinf(rate) else f"{rate:g}", REMEDIES[remedy], len(own),
             f"{statistics.median(ends):.2f} ({ends[0]:.2f} to {ends[-1]:.2f})", len(spiked), len(leads),
@@ -111,6 +119,58 @@ def tables(runs: Sequence[Record]) -> str:
         ]  # fmt: skip
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
+
+
+def early(runs: Sequence[Record]) -> str:
+    """By the rate of runs without a remedy: the loss over steps 200 to 249, and the median gain of q and k then."""
+    lines = ["| rate | loss over steps 200 to 249 | q and k at step 240 | at step 400 |", "|---" * 4 + "|"]
+    plain = [run for run in runs if run["remedy"] == "none" and run["rate"] is not None]
+    for rate in sorted({run["rate"] for run in plain}):
+        own = [run for run in plain if run["rate"] == rate]
+        losses = [sum(at(run["losses"], ten) for ten in range(20, 25)) / 5 for run in own]
+        gains = [[at(run.get("qk", []), step // EVERY) for run in own] for step in (240, 400)]
+        lines.append(f"| {rate:g} | {' | '.join(map(spread, (losses, *gains)))} |")
+    return "\n".join(lines)
+
+
+def counts(runs: Sequence[Record]) -> str:
+    """What the expectations of PLAN-WATCH.md are judged by."""
+    spiked = [run for run in runs if run["remedy"] == "none" and run["spike"] is not None]
+    warned = [run for run in spiked if lead(run) is not None]
+    by_gradient = [run for run in spiked if lead(run, "gradient_alarms") is not None]
+    later = sum((lead(run) or 0) > (lead(run, "gradient_alarms") or 0) for run in warned if run in by_gradient)
+    named = [run["alarms"][0]["layer"][-3:] in ("[q]", "[k]") for run in warned if run["rate"] is not None]
+    healthy = [run for run in runs if run["spike"] is None and above_best(run, runs) <= HEALTHY]
+    slow = [run for run in healthy if run["rate"] in (0.001, 0.003)]
+    ends = {(run["seed"], run["rate"], run["remedy"]): end_of(run) for run in runs}
+    plain = [run for run in runs if run["remedy"] == "none" and run["rate"] is not None]
+    bad = [run for run in plain if run["spike"] is not None or above_best(run, runs) > 0.3]
+    none, cap, norm = ([ends.get((run["seed"], run["rate"], remedy), math.nan) for run in bad] for remedy in REMEDIES)
+    return "\n".join([
+        f"1. spiked without a remedy: {len(spiked)}; warned: {len(warned)}; constant rate and q or k named first: "
+        f"{sum(named)} of {len(named)}",
+        f"2. healthy at 0.001 and 0.003: {len(slow)}, with an alarm {sum(bool(run['alarms']) for run in slow)}; "
+        f"healthy at all rates: {len(healthy)}, with an alarm {sum(bool(run['alarms']) for run in healthy)}",
+        f"3. of the same spikes the gradient's norm warned: {len(by_gradient)}; where both did, it came later: {later}",
+        f"4. bad without a remedy: {len(bad)}; cap lower than none: {sum(map(float.__lt__, cap, none))}; "
+        f"QK-norm lower than the cap: {sum(map(float.__lt__, norm, cap))}",
+    ])  # fmt: skip
+
+
+def at(values: Sequence[float | None], index: int) -> float:
+    """A value of a run; infinite if it is not finite, or the run had ended."""
+    value = values[index] if index < len(values) else None
+    return math.inf if value is None else value
+
+
+def end_of(run: Record) -> float:
+    """The mean of its last losses; infinite if that is not finite."""
+    return math.inf if run["last"] is None else float(run["last"])
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median, lowest and highest."""
+    return f"{statistics.median(values):.3g} ({min(values):.3g} to {max(values):.3g})"
 
 
 def draw(runs: Sequence[Record]) -> Figure:
@@ -167,7 +227,8 @@ def main(arguments: Sequence[str]) -> None:
         RECORD.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     machine, *runs = read(RECORD)
     print(machine, len(runs), "runs;", *sorted({run["seed"] for run in complete(runs)}))
-    print(tables(complete(runs)))
+    for seeds, some in (("all seeds", runs), ("without seed 0", [run for run in runs if run["seed"]])):
+        print(f"\n{seeds}\n{tables(complete(some))}\n\n{early(complete(some))}\n\n{counts(complete(some))}")
     FIGURE.write_bytes(svg(draw(runs)))
 
 

@@ -93,7 +93,7 @@ def made(remedy, rate, seed):
         "remedy": remedy, "rate": rate, "seed": seed, "spike": 30 if breaks else None, "last": 5.0 if breaks else 2.0,
         "alarms": [alarm] if breaks else [], "gradient_alarms": [],
         "losses": [3.0] * 30 + [5.0 if breaks else 2.0] * 10, "gradients": [1.0] * 5,
-        "gains": {"gain/a": [1.0] * 5, "gain/b": [2.0] * 5}, "seconds": 1.0,
+        "gains": {"gain/a": [1.0] * 5, "gain/b[q]": [2.0] * 5}, "seconds": 1.0,
     }  # fmt: skip
 
 
@@ -106,10 +106,14 @@ def test_the_record_is_thinned_to_what_the_figure_and_the_table_need(tmp_path, m
     monkeypatch.setattr(watch_figure, "FIGURE", tmp_path / "figure.svg")
     for arguments in ([str(tmp_path / "raw")], []):
         watch_figure.main(arguments)
-        table = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+        lines = capsys.readouterr().out.splitlines()
+        table = [line.split(" | ") for line in lines]
         assert ["| 0.1", "none", "2", "5.00 (5.00 to 5.00)", "2", "2", "8, 8", "a, a"] in [row[:8] for row in table]
+        assert "1. spiked without a remedy: 2; warned: 2; constant rate and q or k named first: 0 of 2" in lines
+        assert "4. bad without a remedy: 2; cap lower than none: 2; QK-norm lower than the cap: 0" in lines
         assert b"gain of every layer" in (tmp_path / "figure.svg").read_bytes()
     kept = list(map(json.loads, (tmp_path / "record.jsonl").read_text().splitlines()))
     assert len(kept) == 46
     assert ["gains" in run for run in kept].count(True) == 2
+    assert kept[1]["qk"] == [2.0] * 5
     assert kept[1]["losses"] == [3.0, 3.0, 3.0, 2.0]
