@@ -204,7 +204,8 @@ def draw(runs: Sequence[Record]) -> Figure:
         loss.legend(loc="upper right", fontsize=7.5)
         gain.set_yscale("log")
         gain.set_ylim(0.2, 300)
-        gain.legend(*([part[:1] for part in gain.get_legend_handles_labels()]), loc="upper left", fontsize=7.5)
+        if first["layer"]:
+            gain.legend(*([part[:1] for part in gain.get_legend_handles_labels()]), loc="upper left", fontsize=7.5)
         gain.set_xlabel("step")
     panels[0, 0].set_ylabel("loss (nats per byte)")
     panels[1, 0].set_ylabel("gain of every layer, no remedy")

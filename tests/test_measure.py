@@ -134,6 +134,17 @@ def test_a_computed_weight_can_be_measured_though_not_bounded(batches: list[Tens
         MaxGain(model)
 
 
+def test_blocks_of_a_fused_layer_are_measured_separately(batches: list[Tensor]) -> None:
+    fused = nn.Linear(6, 8)
+    halves = [nn.Linear(6, 4, bias=False) for _ in range(2)]
+    for half, rows in zip(halves, fused.weight.detach().chunk(2), strict=True):
+        half.weight.data.copy_(rows)
+    report = measure_gains(nn.Sequential(fused), batches, parts={"0": ("q", "k")})
+    assert list(report.gains) == ["0[q]", "0[k]"]
+    for found, half in zip(report.gains.values(), halves, strict=True):
+        torch.testing.assert_close(found, measure_gains(half, batches).gains[""])
+
+
 def test_promise_03_tokens_are_instances_unless_samples_are_asked_for() -> None:
     model, tokens = nn.Linear(3, 2), torch.randn(4, 5, 3)
     assert len(measure_gains(model, [tokens]).gains[""]) == 20

@@ -91,6 +91,7 @@ def measure_gains(
     p: float = 2.0,
     *,
     instance: Literal["auto", "sample"] = "auto",
+    parts: Mapping[str, Iterable[str]] | None = None,
     include: Globs | None = None,
     exclude: Globs = (),
 ) -> GainReport:
@@ -101,6 +102,7 @@ def measure_gains(
         batches: Tensors, tuples or lists whose first item is the input, or dictionaries of keyword inputs.
         p: The norm, from 1 to ``inf``.
         instance: What counts as one input x, as in ``MaxGain``.
+        parts: Equal blocks of fused layers' outputs to measure separately, as in ``MaxGain``.
         include: Globs over layer names: only these layers.
         exclude: Globs over layer names: not these layers.
 
@@ -112,7 +114,7 @@ def measure_gains(
     p, instance = check_p(p), check_instance(instance)
     if isinstance(batches, Tensor | np.ndarray | Mapping | str) or not isinstance(batches, Iterable):
         raise MaxGainError(f"batches must be several, such as [batch] or a DataLoader, not {type(batches).__name__}.")
-    found = find_layers(model, include, exclude, rescale=False)
+    found = find_layers(model, include, exclude, parts=parts, rescale=False)
     expect_some(found, model)
     seen: dict[str, list[Tensor]] = {layer.name: [] for layer in found.layers}
     skipped = dict(found.skipped)
@@ -135,7 +137,7 @@ def measure_gains(
     with evaluating(model), observing(found.layers, observe):
         for batch in batches:
             call(model, batch, found.layers[0].weight.device)
-    gains = {name: torch.cat(parts).cpu().numpy() for name, parts in seen.items() if parts}
+    gains = {name: torch.cat(some).cpu().numpy() for name, some in seen.items() if some}
     if not gains:
         why = "".join(f" {name or ITSELF}: {reason}." for name, reason in list(skipped.items())[:3])
         raise MaxGainError(f"no gain was measured: there was no batch, or the model ran none of its layers.{why}")
