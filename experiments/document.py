@@ -58,7 +58,7 @@ PICKED = {
 """The searches that the early rule was made on."""
 EARLY_TESTS = 6
 """The cases that PLAN-2.md tests it on."""
-EARLY_HEADS = ("data", "row", "loss read after epoch", "rule's γ", "best γ", "points lost", "by a random γ")
+EARLY_HEADS = ("recipe", "row", "read after epoch", "rule's γ", "best γ", "points lost", "by a random γ")
 
 Draw = Callable[[], Figure]
 
@@ -467,9 +467,9 @@ class EarlyCase:
     @property
     def line(self) -> tuple[str, ...]:
         """Its line in a table with `EARLY_HEADS`."""
-        data, epoch = self.experiment.title.partition(",")[0], early_epoch(self.experiment.recipe)
+        recipe = self.experiment.recipe
         numbers = (f"{self.rule:g}", f"{self.best:g}", f"{self.regret:.2f}", f"{self.guess:.2f}")
-        return data, self.row, f"{epoch} of {self.experiment.recipe.epochs}", *numbers
+        return recipe.name, self.row, f"{early_epoch(recipe)} of {recipe.epochs}", *numbers
 
 
 def early_cases(states: Mapping[str, State]) -> Iterator[EarlyCase]:
