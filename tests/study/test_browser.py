@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from made_results import BASE, made, made_result, write
-from maxgain.study.report.page import write_page
+from maxgain.study import page as write_page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

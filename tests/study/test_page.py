@@ -11,8 +11,9 @@ from msgspec import structs
 from made_results import BASE, made, made_plan, made_result, write
 from maxgain.errors import FileError
 from maxgain.study import _files, report
+from maxgain.study.api import page as write_page
 from maxgain.study.comparison import compare
-from maxgain.study.report.page import build_page, write_page
+from maxgain.study.report import build_page
 from maxgain.study.result import History, export
 from maxgain.study.tuning import grid_recipes
 

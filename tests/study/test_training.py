@@ -14,7 +14,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from maxgain.study import data
-from maxgain.study.capture import Speed
 from maxgain.study.networks import NETWORKS
 from maxgain.study.recipe import RECIPES
 from maxgain.study.training import (
@@ -331,43 +330,43 @@ def test_one_number_that_is_not_finite(digits, dtype, value):
 
 def test_cpu_steps_are_eager(digits):
     training = Training(RECIPE, digits, CPU)
-    assert training.fast_step(Speed()) == training.step
+    assert training.fast_step() == training.step
     assert training.generator is None
 
 
 @pytest.mark.parametrize(
-    ("changes", "speed", "own", "kind"),
+    ("changes", "own", "kind"),
     [
-        ({"epochs": 250}, Speed(), None, "compiled"),  # 6 steps in each of 250 epochs and 10 folds
-        ({"epochs": 249}, Speed(), None, "captured"),
-        ({"epochs": 500, "regulariser": "gradpenalty"}, Speed(), None, "captured"),
-        ({"epochs": 500}, Speed(compile=False), None, "captured"),
-        ({"epochs": 500}, Speed(graph=False), None, "compiled eager"),
-        ({"epochs": 500}, Speed(), lambda shape, classes: NETWORKS["mlp"](shape, classes), "eager"),
+        ({"epochs": 250}, None, "compiled"),  # 6 steps in each of 250 epochs and 10 folds
+        ({"epochs": 249}, None, "captured"),
+        ({"epochs": 500, "regulariser": "gradpenalty"}, None, "captured"),
+        ({"epochs": 500}, lambda shape, classes: NETWORKS["mlp"](shape, classes), "eager"),
     ],
 )
-def test_what_is_compiled_and_captured(digits, monkeypatch, changes, speed, own, kind):
+def test_what_is_compiled_and_captured(digits, monkeypatch, changes, own, kind):
     training = Training(replace(RECIPE, **changes), digits, CPU, own)
     training.generator = torch.Generator()  # as on a GPU
     monkeypatch.setattr("maxgain.study.training.compile_network", lambda model: "compiled")
     monkeypatch.setattr("maxgain.study.training.CapturedStep", lambda *arguments: "captured")
-    step = training.fast_step(speed)
-    assert (training.forward == "compiled") == kind.startswith("compiled")
-    assert (step == "captured") == ("eager" not in kind)
+    step = training.fast_step()
+    assert (training.forward == "compiled") == (kind == "compiled")
+    assert (step == "captured") == (kind != "eager")
 
 
 @needs_gpu
 @pytest.mark.parametrize("regulariser", ["none", "maxgain+batchnorm+dropout"])
-@pytest.mark.parametrize("speed", [Speed(), Speed(graph=False, compile=False)])
-def test_gpu_learns_and_leaves_the_default_generator_alone(digits, regulariser, speed):
+@pytest.mark.parametrize("is_captured", [True, False])
+def test_gpu_learns_and_leaves_the_default_generator_alone(digits, monkeypatch, regulariser, is_captured):
     from maxgain.study.capture import stream_for
 
+    if not is_captured:
+        monkeypatch.setattr(Training, "fast_step", lambda self: self.step)
     device = torch.device("cuda")
     torch.cuda.manual_seed(3)
     before = torch.cuda.get_rng_state()
     recipe = replace(RECIPE, network="cnn", augment=True, cutout=2, schedule="triangular", regulariser=regulariser)
     with stream_for(device):
-        scores = list(train(Training(replace(recipe, epochs=8), digits, device), speed=speed))
+        scores = list(train(Training(replace(recipe, epochs=8), digits, device)))
     assert scores[-1].loss < scores[0].loss
     assert torch.equal(torch.cuda.get_rng_state(), before)
 

@@ -84,11 +84,13 @@ def _finite(value: Any) -> Any:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing in the folder, which is made if need be."""
+    """Keep other processes from writing in the folder, which is made if need be, and free of what they left half."""
     lock = FileLock(folder / LOCK)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
+        for partial in folder.glob(".*.partial"):
+            partial.unlink(missing_ok=True)
     except Timeout as error:
         raise FolderInUseError(f"another process is writing in {folder}; wait, or choose another folder.") from error
     except OSError as error:
@@ -97,9 +99,3 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def sweep(folder: Path) -> None:
-    """Remove what killed writers left half written; call it within `locked`."""
-    for partial in folder.glob(".*.partial"):
-        partial.unlink(missing_ok=True)

@@ -30,7 +30,7 @@ from .data import DATASETS, Dataset
 from .networks import Builder, name_network
 from .plan import Plan, Tuned, make_plan
 from .recipe import RECIPES, Recipe
-from .report import write_page
+from .report import build_page
 from .run import Metrics, Result, Run
 from .run import perform as perform_run
 from .running import Machine, Source, reused_workers, run_missing
@@ -229,7 +229,8 @@ def run_plan(
 
 def page(folder: str | Path, out: str | Path = "report.html") -> Path:
     """Write one self-contained page of a run, a comparison, or all that lie below a folder, and return its path."""
-    return write_page(Path(folder), Path(out))
+    _files.write(Path(out), build_page(Path(folder)).encode())
+    return Path(out)
 
 
 def _choose(plan: Plan, folder: Path, perform: Callable[..., Iterator[Result]], machine: Machine) -> Plan:

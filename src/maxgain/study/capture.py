@@ -12,7 +12,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import cycle
 
 import torch
@@ -30,16 +29,6 @@ MOST_COMPILED = 10_000
 
 setting_up = threading.RLock()
 """Held while something changes that belongs to the whole process: random numbers, the compiler, a capture."""
-
-
-@dataclass(frozen=True)
-class Speed:
-    """How a step is run on a GPU; the numbers are the same to rounding."""
-
-    graph: bool = True
-    """capture the whole step as one CUDA graph"""
-    compile: bool = True
-    """compile the network, if the run is long enough to earn it"""
 
 
 def compile_network(model: nn.Module) -> Callable[..., torch.Tensor]:

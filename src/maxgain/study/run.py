@@ -36,7 +36,7 @@ from maxgain.measure import GainReport
 
 from . import _files
 from . import data as datasets
-from .capture import Speed, stream_for
+from .capture import stream_for
 from .data import Dataset, Split
 from .networks import NETWORKS
 from .recipe import Recipe, run_key, to_json
@@ -199,7 +199,6 @@ def perform(
     network: Callable[..., Any] | None = None,
     on_epoch: Callable[[Metrics], None] | None = None,
     stop: threading.Event | None = None,
-    speed: Speed | None = None,
 ) -> Run:
     """Train to the end, from wherever the folder's run stands, and return the run.
 
@@ -217,7 +216,6 @@ def perform(
         network: The function that makes the network that the recipe names, where that is one's own.
         on_epoch: Called after each epoch.
         stop: Asks the run to save itself and stop.
-        speed: How a GPU runs a step.
     """
     folder, recipe = Path(folder), replace(recipe, regulariser=spell(recipe.chosen))
     dataset = load_dataset(recipe, dataset, data, test)
@@ -249,9 +247,8 @@ def perform(
                 data=str(datasets.data_root(data).absolute()),
             )
             with _writing(folder):
-                _files.sweep(folder)
                 _files.write_json(folder / CONFIG, about)
-            _Performance(folder, dataset, training, on_epoch, stopping, speed).perform()
+            _Performance(folder, dataset, training, on_epoch, stopping).perform()
     return run
 
 
@@ -264,7 +261,6 @@ class _Performance:
     training: Training
     on_epoch: Callable[[Metrics], None] | None
     stopping: Callable[[], bool]
-    speed: Speed | None
     lines: list[Metrics] = field(default_factory=list)
     saved: float = field(default_factory=time.monotonic)
     saving_took: float = 0.0
@@ -297,7 +293,7 @@ class _Performance:
             if time.monotonic() - self.saved > max(SAVING_SECONDS, self.saving_took / SAVING_SHARE):
                 self._save()
 
-        for score in train(training, after_step, self.speed):
+        for score in train(training, after_step):
             elapsed = before + time.monotonic() - began
             line = self._measure(score, elapsed - sum(line.seconds for line in self.lines))
             self.lines.append(line)

@@ -22,7 +22,7 @@ from maxgain import measure_gains
 from maxgain.errors import NothingToConstrainError, RunError
 from maxgain.measure import evaluating
 
-from .capture import STEPS_WORTH_COMPILING, CapturedStep, Speed, compile_network, own_randomness, setting_up
+from .capture import STEPS_WORTH_COMPILING, CapturedStep, compile_network, own_randomness, setting_up
 from .data import Dataset, Split
 from .data.splits import Shape
 from .networks import NETWORKS, own_network
@@ -194,23 +194,21 @@ class Training:
         names = ("order", "rates", "position", "learning_rate", "loss", "hits")
         return {name: getattr(self, name) for name in names}
 
-    def fast_step(self, speed: Speed) -> Callable[[], None]:
+    def fast_step(self) -> Callable[[], None]:
         """What trains on the next batch, as fast as the device allows."""
         if self.generator is None or self.network is not None:  # a user's network may do anything on the host
             return self.step
         # Decided by recipe and data alone, so that a resumed run does the same. Whoever trains on one fold trains on
         # all of them, with the same compiled code. Compiled code has no second derivative.
         steps = self.recipe.epochs * self.steps_per_epoch * self.folds
-        if speed.compile and steps >= STEPS_WORTH_COMPILING and not self.differentiates_images:
+        if steps >= STEPS_WORTH_COMPILING and not self.differentiates_images:
             self.forward = compile_network(self.model)
-        return CapturedStep(self.step, self.bare_step, self.generator) if speed.graph else self.step
+        return CapturedStep(self.step, self.bare_step, self.generator)
 
 
-def train(
-    training: Training, after_step: Callable[[], None] = lambda: None, speed: Speed | None = None
-) -> Iterator[Score]:
+def train(training: Training, after_step: Callable[[], None] = lambda: None) -> Iterator[Score]:
     """Train to the end of the recipe, from wherever the training stands, and yield after each epoch."""
-    step = training.fast_step(speed or Speed())
+    step = training.fast_step()
     while training.epoch < training.recipe.epochs:
         done = int(training.position) // training.batch_size
         if done == 0:

@@ -11,12 +11,14 @@ from pathlib import Path
 
 from maxgain.choosing import choose_gamma
 from maxgain.errors import ChoiceError, RecipeError, RunError
+from maxgain.text import text_table
 
 from ._names import unknown
 from .plan import Tuned
 from .recipe import Recipe
 from .regularisers import Chosen, fill, parse
 from .result import Result
+from .sentences import counted
 
 BUDGET = 9
 """Tuning runs per row: nine values of one number, or three of each of two."""
@@ -31,6 +33,7 @@ RULES: dict[Tuned, str] = {
     "tpe": "best validation accuracy, then lowest validation loss, then smallest numbers",
     "early": "smallest γ whose training loss after a seventh of the run is within 10 % of the lowest",
 }
+SCORES, FAILED = ("validation loss", "train accuracy"), ("failed", "", "")
 
 Numbers = dict[str, float]
 """A number for each regulariser that is tuned."""
@@ -65,27 +68,17 @@ class Tuning:
 
     def __str__(self) -> str:
         """A line per point, and what was chosen."""
-        early = self.by == "early"
-        rows = [
-            [
-                *self.numbers,
-                "training loss" if early else "validation accuracy",
-                "validation loss",
-                "train accuracy",
-                "",
-            ]
-        ]
+        early, rows = self.by == "early", []
         for result in self.results:
             point = numbers_of(result.recipe, self.parts)
             first = _last(result.history.train_loss) if early else result.validation_accuracy
-            scores = [_number(one) for one in (first, result.validation_loss, result.train_accuracy)]
-            if result.status != "ok":
-                scores = ["failed", "", ""]
+            scores = [first, result.validation_loss, result.train_accuracy]
+            texts = ["" if score is None else f"{score:.4f}" for score in scores]
             mark = "<- chosen" if point == self.numbers else ""
-            rows.append([*(f"{value:g}" for value in point.values()), *scores, mark])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([*lines, "", f"chosen: {self.best} ({RULES[self.by]})"])
+            rows.append([*map("{:g}".format, point.values()), *(texts if result.status == "ok" else FAILED), mark])
+        heads = (*self.numbers, "training loss" if early else "validation accuracy", *SCORES, "")
+        chosen = f"chosen: {self.best} ({RULES[self.by]})"
+        return text_table(heads, rows, title=f"{self.recipe.name}, {counted(len(rows), 'run')}", caption=chosen)
 
 
 def tune(
@@ -300,7 +293,3 @@ def _ordered(results: Iterable[Result], parts: Sequence[Chosen]) -> tuple[Result
 
 def _last(column: Sequence[float | None]) -> float | None:
     return column[-1] if column else None
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"

@@ -5,4 +5,4 @@ from .figures import forest as forest
 from .figures import gain_boxes as gain_boxes
 from .figures import learning_curves as learning_curves
 from .figures import tuning_curves as tuning_curves
-from .page import write_page as write_page
+from .page import build_page as build_page

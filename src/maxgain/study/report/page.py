@@ -70,14 +70,8 @@ class Section:
     """Folded away, each under its caption."""
 
 
-def write_page(folder: Path, out: Path) -> Path:
-    """Write the page about a folder, or about a .jsonl export, and return its path."""
-    _files.write(out, build_page(folder).encode())
-    return out
-
-
 def build_page(folder: Path) -> str:
-    """The page's HTML; the same files give the same page."""
+    """The page about a folder, or a .jsonl export, as HTML; the same files give the same page."""
     sections, every = _sections(folder)
     if not sections:
         raise FileError(f"there is no finished run in {folder}.")
