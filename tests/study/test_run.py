@@ -55,10 +55,10 @@ def test_files(finished, digits):
 def test_model_and_scores(finished, digits):
     result, model = finished.result, finished.model()
     assert not model.training
-    answers = evaluate(model, digits.test)
-    assert (answers.score.loss, answers.score.accuracy) == (result.test_loss, result.test_accuracy)
+    score, right = evaluate(model, digits.test)
+    assert (score.loss, score.accuracy) == (result.test_loss, result.test_accuracy)
     correct = np.unpackbits(np.frombuffer(base64.b64decode(result.correct), np.uint8), count=len(digits.test))
-    assert correct.tolist() == answers.correct.int().tolist()
+    assert correct.tolist() == right.int().tolist()
     gains = finished.gains("test")
     assert gains.quantiles()["classifier.fc1"] == result.gains["test"]["classifier.fc1"]
 
@@ -189,7 +189,7 @@ def test_promise_15_signals_save(tmp_path, finished, monkeypatch, name):
     begun, begin = [], run.Training.begin_epoch
     monkeypatch.setattr(run.Training, "begin_epoch", lambda self: (begun.append(self.epoch), begin(self)))
     expect_same(perform(RECIPE, tmp_path, device="cpu").result, finished.result)
-    assert begun == [1, 2], "the first epoch was trained again"
+    assert begun == [2], "an epoch was begun again"
 
 
 @pytest.mark.parametrize(

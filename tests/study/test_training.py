@@ -270,7 +270,7 @@ def test_evaluation_is_the_plain_loop():
     model = NETWORKS["cnn"]((1, 8, 8), 10, batchnorm=True, dropout=nn.Dropout)
     model(torch.randn(64, 1, 8, 8))
     model.features.eval()
-    score = evaluate(model, split).score
+    score = evaluate(model, split)[0]
     assert (model.training, model.features.training) == (True, False), "modes are not put back"
     exact = NETWORKS["cnn"]((1, 8, 8), 10, batchnorm=True).double().eval()
     exact.load_state_dict({name: tensor.double() for name, tensor in model.state_dict().items()})

@@ -289,7 +289,9 @@ class _Performance:
         before = sum(line.seconds for line in self.lines)
 
         def after_step() -> None:
-            self._stop_if_asked()
+            if self.stopping():
+                self._save()
+                raise KeyboardInterrupt(f"{self.folder} is saved; the same command continues it.")
             if time.monotonic() - self.saved > max(SAVING_SECONDS, self.saving_took / SAVING_SHARE):
                 self._save()
 
@@ -303,19 +305,17 @@ class _Performance:
                 self._save()
             if self.on_epoch is not None:
                 self.on_epoch(line)
-            self._stop_if_asked()
 
     def _measure(self, score: Score, seconds: float) -> Metrics:
         training = self.training
-        held_out = None if training.held_out is None else evaluate(training.model, training.held_out).score
+        held_out = None if training.held_out is None else evaluate(training.model, training.held_out)[0]
         sample = training.images[: min(GAIN_SAMPLE, -(-len(training.images) // 16))]
         quantiles = gains(training.model, sample, training.recipe.p)
         line = Metrics(
             epoch=training.epoch,
             learning_rate=training.recipe.learning_rate_at(training.epoch - 0.5),
-            train_loss=score.loss,
-            train_accuracy=score.accuracy,
-            **_scores("validation", held_out),
+            **score.named("train"),
+            **(held_out.named("validation") if held_out else {}),
             max_gain={layer: row[-1] for layer, row in quantiles.items()},
             seconds=seconds,
         )
@@ -327,26 +327,20 @@ class _Performance:
         parts = {"train": Split(training.images, training.labels)}
         if len(self.dataset.test):
             parts["test"] = self.dataset.test.to(training.device)
-        quantiles = {part: gains(model, split.images, training.recipe.p) for part, split in parts.items()}
-        quantiles = {part: by_layer for part, by_layer in quantiles.items() if by_layer}
         if training.held_out is not None:
             parts["validation"] = training.held_out
-        answers = {part: evaluate(model, split) for part, split in parts.items()}
-        scores: dict[str, Any] = {}
-        for part, answer in answers.items():
-            scores |= _scores(part, answer.score)
-        if "test" in answers:
-            packed = np.packbits(answers["test"].correct.cpu().numpy())
-            scores["correct"] = base64.b64encode(packed.tobytes()).decode()
+        scores: dict[str, Any] = {"gains": {}}
+        for part, split in parts.items():
+            score, correct = evaluate(model, split)
+            scores |= score.named(part)
+            if part == "test":
+                scores["correct"] = base64.b64encode(np.packbits(correct.cpu().numpy()).tobytes()).decode()
+            if part != "validation" and (quantiles := gains(model, split.images, training.recipe.p)):
+                scores["gains"][part] = quantiles
         weights = safetensors.torch.save(_copies(model.state_dict()))
         with _writing(self.folder):
             _files.write(self.folder / WEIGHTS, weights)
-        self._write_result(
-            status="ok",
-            gains=quantiles,
-            weights_sha256=hashlib.sha256(weights).hexdigest(),
-            **scores,
-        )
+        self._write_result(status="ok", weights_sha256=hashlib.sha256(weights).hexdigest(), **scores)
 
     def _write_result(self, **outcome: Any) -> None:
         training, dataset = self.training, self.dataset
@@ -407,11 +401,6 @@ class _Performance:
         except (KeyError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{path} does not fit: another version of maxgain wrote it.") from error
         return about.history
-
-    def _stop_if_asked(self) -> None:
-        if self.stopping():
-            self._save()
-            raise KeyboardInterrupt(f"{self.folder} is saved; the same command continues it.")
 
     def _advice(self) -> str:
         """What to try after a run that diverged."""
@@ -535,10 +524,6 @@ def _no_memory_errors() -> Iterator[None]:
                 raise MachineError("out of memory: use a smaller batch_size, or fewer runs at once.") from error
             cause = cause.__cause__ or cause.__context__
         raise
-
-
-def _scores(part: str, score: Score | None) -> dict[str, Any]:
-    return {} if score is None else {f"{part}_loss": score.loss, f"{part}_accuracy": score.accuracy}
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

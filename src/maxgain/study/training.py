@@ -45,6 +45,10 @@ class Score:
     loss: float
     accuracy: float
 
+    def named(self, part: str) -> dict[str, Any]:
+        """As fields of a record: train_loss, train_accuracy."""
+        return {f"{part}_loss": self.loss, f"{part}_accuracy": self.accuracy}
+
 
 class Training:
     """A model in training: everything there is between two steps."""
@@ -370,22 +374,9 @@ def cut_out(images: Tensor, side: int) -> Tensor:
 # --- Evaluation -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Answers:
-    """What a model says about every image of a split."""
-
-    correct: Tensor
-    losses: Tensor
-
-    @property
-    def score(self) -> Score:
-        """Their means."""
-        return Score(self.losses.double().mean().item(), self.correct.sum().item() / len(self.correct))
-
-
 @torch.no_grad()
-def evaluate(model: nn.Module, split: Split) -> Answers:
-    """What the model says in evaluation mode; the split lies where the model does."""
+def evaluate(model: nn.Module, split: Split) -> tuple[Score, Tensor]:
+    """The model's score in evaluation mode, and which images it classifies right; both lie on one device."""
     correct, losses = [], []
     with evaluating(model):
         for images, labels in zip(
@@ -394,7 +385,8 @@ def evaluate(model: nn.Module, split: Split) -> Answers:
             logits = model(to_float(images)).float()
             correct.append(logits.argmax(dim=1) == labels)
             losses.append(F.cross_entropy(logits, labels, reduction="none"))
-    return Answers(torch.cat(correct), torch.cat(losses))
+    right = torch.cat(correct)
+    return Score(torch.cat(losses).double().mean().item(), right.sum().item() / len(right)), right
 
 
 def gains(model: nn.Module, images: Tensor, p: float) -> dict[str, tuple[float, float, float, float, float]]:

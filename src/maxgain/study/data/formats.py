@@ -5,11 +5,9 @@ No code runs from a data file: CIFAR is read from its binary release, not from i
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,18 +113,3 @@ def to_bytes(image: Image.Image) -> Image.Image:
     if image.mode in ("I", "F"):
         raise ValueError("32-bit pixels have no known white level; save it with 8 or 16 bits")
     return image.convert({"1": "L", "P": "RGB", "PA": "RGBA"}.get(image.mode, image.mode))
-
-
-def sha256(path: Path) -> str:
-    """The file's SHA-256; a file that did not change is not read twice."""
-    try:
-        about = path.stat()
-        return _sha256(path, about.st_size, about.st_mtime_ns)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}.") from error
-
-
-@lru_cache(maxsize=64)
-def _sha256(path: Path, *version: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import tarfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -99,13 +101,13 @@ class Digits(Source):
         if package is None or package.origin is None:
             raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
         path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+        source, sums = f"scikit-learn {version('scikit-learn')}", {path.name: sha256(path)}
         scans = np.loadtxt(path, delimiter=",")
         images = np.rint(scans[:, :64] * 255 / 16).astype(np.uint8).reshape(-1, 1, 8, 8)
         labels = scans[:, 64].astype(np.int64)
         order = stratified_order(labels, SEED)
         chosen = order if fold is None else np.array_split(order, self.folds)[fold]
         train, validation, test = (Split.of([(images[part], labels[part])]) for part in cut(chosen, 0.6, 0.8))
-        source, sums = f"scikit-learn {version('scikit-learn')}", {path.name: formats.sha256(path)}
         names = tuple("0123456789")
         return Dataset(self.name, train, validation, test, names, fold, self.folds, source=source, sha256=sums)
 
@@ -156,7 +158,7 @@ class Released(Source):
         whole = Split.of(self._read(where / file) for file in (*self.train_files, *optional))
         test = Split.of(self._read(where / file) for file in self.test_files)
         train, validation = whole[self.train], whole[self.validation]
-        sums = {file: formats.sha256(where / file) for file in (*self.required, *optional)}
+        sums = {file: sha256(where / file) for file in (*self.required, *optional)}
         notes = []
         if absent := {file: count for file, count in self.optional_files.items() if file not in optional}:
             complete = len(train) + sum(absent.values())
@@ -188,7 +190,7 @@ class Released(Source):
             self._read(path)
         except DataError:
             return False
-        return known is None or formats.sha256(path) == known
+        return known is None or sha256(path) == known
 
     def _read(self, path: Path) -> tuple[Bytes, Bytes]:
         images = (self.train_files | self.test_files | self.optional_files)[path.name]
@@ -232,7 +234,7 @@ class Folds(Source):
         note = ""
         if size != self.fold_size:
             note = f"{where.name} is not {self.name} itself: folds of {size:,} images instead of {self.fold_size:,}"
-        names, sums = self._class_names(where), {file: formats.sha256(where / file) for file in self.required}
+        names, sums = self._class_names(where), {file: sha256(where / file) for file in self.required}
         return Dataset(self.name, *parts, names, fold, self.folds, note, self.origin(where), sums)
 
     def _open(self, where: Path) -> tuple[Bytes, Bytes]:
@@ -372,3 +374,18 @@ def unpack(archive: Path, folder: Path, files: Iterable[str]) -> None:
                 wanted.remove(path.name)
     if wanted:
         raise DataError(f"{archive} has no {', '.join(sorted(wanted))}.")
+
+
+def sha256(path: Path) -> str:
+    """The file's SHA-256; a file that did not change is not read twice."""
+    try:
+        about = path.stat()
+        return _sha256(path, about.st_size, about.st_mtime_ns)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}.") from error
+
+
+@lru_cache(maxsize=64)
+def _sha256(path: Path, *version: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
