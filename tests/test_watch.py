@@ -94,6 +94,41 @@ def test_compiled_steps_show_the_same():
         assert two == pytest.approx(one, rel=1e-5)
 
 
+def on_a_gpu(is_captured):
+    """What is logged of nine steps, the last six of which may be replays."""
+    stream, kept = torch.cuda.Stream(), Kept()
+    with torch.cuda.stream(stream):
+        model, x = net().cuda(), torch.zeros(16, 4).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        watching = watch(model, every=2, to=kept)
+
+        def step():
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        take = step
+        for number, batch in enumerate(batches(9)):
+            x.copy_(batch)
+            if is_captured and number == 3:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=stream):
+                    step()
+                take = graph.replay
+            take()
+            watching.log(number)
+        watching.close()
+    return kept
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_captured_steps_show_the_same_too():
+    eager, captured = on_a_gpu(False), on_a_gpu(True)
+    assert [step for step, _ in captured] == [0, 2, 4, 6, 8]
+    for (_, one), (_, two) in zip(eager, captured, strict=True):
+        assert two == pytest.approx(one, rel=1e-4)
+
+
 def test_a_bounded_constraint_is_watched_and_steps_once():
     model, kept = net(), Kept()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
