@@ -16,7 +16,7 @@ demo: $(VENV)/.study ## the method on real data that needs no download: table, p
 test: lint ## style, types and all fast tests, within three minutes on two cores
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow"
 
-SLOWER := study integrations kernels promises experiments lipschitz test_docs.py test_examples.py test_models.py
+SLOWER := study integrations kernels promises experiments lipschitz test_docs.py test_examples.py test_imports.py test_models.py test_experts.py
 quick: $(VENV)/.dev ## the method's own tests
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow" $(addprefix --ignore=tests/,$(SLOWER))
 

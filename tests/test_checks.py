@@ -2,7 +2,6 @@
 
 import math
 import re
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -408,19 +407,3 @@ def calls_of_a_step(layers: int) -> int:
 
 def test_an_optimizer_for_each_parameter_costs_no_more_for_each_layer_where_there_are_more() -> None:
     assert 0 < calls_of_a_step(24) <= 2.1 * calls_of_a_step(12)
-
-
-AT_EXIT = """
-import torch
-from maxgain import MaxGain
-model = torch.nn.Sequential(torch.nn.Linear(4, 2))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-constraint = MaxGain(model, 0.5).attach(optimizer)
-model(torch.randn(3, 4)).sum().backward()
-optimizer.step()
-"""
-
-
-def test_a_script_with_a_live_constraint_ends_without_a_word() -> None:
-    done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, check=True)
-    assert done.stdout + done.stderr == ""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
 from explicit import same_bits
-from maxgain import MaxGain, register_layer
+from maxgain import MaxGain
 from maxgain.errors import MeasurementWarning, NothingToConstrainError, PatternError, UnsupportedLayerError
 from nets import compiling, frozen_sgd, mlp, rows, sgd, train, values
 from odd_layers import RIGHT, WRONG, Cosine, Scaled, Standardised
@@ -277,26 +277,6 @@ def test_a_parameter_that_two_modules_hold_as_separate_views_is_divided_once() -
     constraint.step()
     torch.testing.assert_close(model[0].weight.detach(), before * constraint.scales["0"])
     assert constraint.scales["0"] == constraint.scales["1"]
-
-
-def test_a_type_of_ones_own_is_taught() -> None:
-    class Mix(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.matrix = nn.Parameter(torch.randn(6, 6))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x @ self.matrix
-
-    register_layer(Mix, dims=1, weight="matrix")
-    model = nn.Sequential(Mix(), nn.Linear(6, 2))
-    before = model[0].matrix.detach().clone()
-    constraint = MaxGain(model, GAMMA)
-    model(rows())
-    constraint.step()
-    expected = ((rows() @ before).norm(dim=1) / rows().norm(dim=1)).max().item()
-    assert constraint.gains["0"] == pytest.approx(expected, rel=1e-5)
-    torch.testing.assert_close(model[0].matrix.detach(), before * GAMMA / expected)
 
 
 # --- Parts of a layer's outputs ---------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from maxgain import MaxGain
-from maxgain.reference import gain, linear_term, maxgain_step, pi
+from maxgain.reference import linear_term, maxgain_step
 
 STEPS = 100
 
@@ -99,9 +99,15 @@ def step_both(network, optimizer, gamma, p):
     torch.testing.assert_close(dict(ours.state_dict()), dict(theirs.state_dict()), rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, float("inf")])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("network", NETWORKS)
+# Each network with each norm, by one optimizer or the other.
+CASES = [
+    (network, list(OPTIMIZERS)[(i + j) % 2], p)
+    for i, network in enumerate(NETWORKS)
+    for j, p in enumerate([1.0, 2.0, 3.0, float("inf")])
+]
+
+
+@pytest.mark.parametrize(("network", "optimizer", "p"), CASES)
 def test_a_hundred_steps_give_the_weights_of_the_reference(network, optimizer, p):
     step_both(NETWORKS[network], OPTIMIZERS[optimizer], 0.1 if p == 1 else 0.3, p)
 
@@ -124,11 +130,3 @@ def test_the_reference_projects_with_the_gains_of_the_forward_and_the_running_va
 def test_the_reference_knows_what_it_does_not_know():
     with pytest.raises(NotImplementedError, match="reflect"):
         linear_term(nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"), torch.ones(1, 1, 4, 4))
-
-
-def test_gain_and_projection_of_the_reference_by_hand():
-    x = torch.tensor([3.0, -4.0]).numpy()
-    assert [gain(2 * x, x, p) for p in (1, 2, float("inf"))] == [2.0, 2.0, 2.0]
-    assert gain(x, 0 * x, 2) == 0.0
-    assert pi(torch.tensor([6.0]), 3.0, 2.0).item() == 4.0
-    assert pi(torch.tensor([6.0]), 1.0, 2.0).item() == 6.0

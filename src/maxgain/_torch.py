@@ -57,8 +57,7 @@ class Updates:
     """Notices that a constrained weight changes from backward to backward while no attached optimizer steps.
 
     It is a hook on the gradient of one weight, because compiled forwards call no Python, and holds the constraint
-    weakly, because torch holds the hooks of a weight where the garbage collector does not look. Guarded by
-    tests/test_checks.py.
+    weakly, because torch holds the hooks of a weight where the garbage collector does not look (test_core).
     """
 
     def __init__(self, constraint: Any, report: Callable[[Any], None]) -> None:
@@ -94,13 +93,9 @@ class Updates:
 class ForwardHook:
     """A forward hook that does not travel: a copied or pickled model is a plain module, without our types in it.
 
-    Torch copies and pickles a module's hooks with it. Guarded by tests/promises/test_plain_module.py.
-
-    Before each call of compiled code torch checks all that its hooks read, in every layer. The most expensive guard is
-    on an object that is reached in several ways, or from several layers: whether it still is the same one is asked in
-    Python. Next comes the ``__call__`` of an object, while a method with a name is free if the object has slots, in
-    which nothing can hide it. So hooks and what they call have slots, and share few objects. Guarded by
-    tests/promises/test_compile.py.
+    Torch copies and pickles a module's hooks with it (test_plain_module). Before each call of compiled code it checks
+    all that hooks read, in every layer: dearest are objects that several layers share and methods of objects without
+    slots, so hooks have slots and share few objects.
     """
 
     __slots__ = ("handle", "module")
@@ -110,7 +105,7 @@ class ForwardHook:
 
         torch.compile does not check for hooks before it runs what it compiled without them, for this model or for
         another one of the same architecture. It does check the type of a module's dictionary of parameters, so that is
-        changed to another type that behaves the same. Guarded by tests/promises/test_compile.py.
+        changed to another type that behaves the same (test_compile).
         """
         self.module = module
         module.__dict__["_parameters"] = OrderedDict(module._parameters)
@@ -137,8 +132,7 @@ class ForwardHook:
 def preserve_rng_and_buffers(module: nn.Module, device: torch.device) -> Iterator[None]:
     """Run a module on the side, without autocast: its buffers and the random numbers are afterwards as they were.
 
-    The buffers are replaced by copies meanwhile; what was done to one in place and undone would upset autograd.
-    Guarded by tests/test_models.py.
+    The buffers are replaced by copies meanwhile: a change in place, though undone, would upset autograd (test_models).
     """
     buffers = [(part._buffers, name, buffer) for part in module.modules() for name, buffer in part._buffers.items()]
     try:
@@ -156,11 +150,10 @@ def preserve_rng_and_buffers(module: nn.Module, device: torch.device) -> Iterato
 
 
 def put_first(hooks: dict[int, Any], name: int) -> None:
-    """Have one of a module's hooks called before the others.
+    """Have one of a module's hooks called before the others, which are added again behind it.
 
-    The others are added again behind it. ``prepend=True`` and ``move_to_end`` would leave it where it was for the
-    compiler of torch 2.11, which reads an ordered dictionary as a plain one. Not seen on torch 2.12 and 2.13. Guarded
-    by tests/promises/test_compile.py.
+    ``prepend=True`` would leave it where it was for the compiler of torch 2.11, which reads an ordered dictionary as a
+    plain one. Not seen on torch 2.12 and 2.13 (test_compile).
     """
     for other in [other for other in hooks if other != name]:
         hooks[other] = hooks.pop(other)
@@ -169,10 +162,9 @@ def put_first(hooks: dict[int, Any], name: int) -> None:
 def skip_standalone_compile(function: Callable[..., Any]) -> Callable[..., Any]:
     """Have torch.compile read a function where compiled code calls it, and leave it alone everywhere else.
 
-    Behind a graph break hooks are called by code that is not compiled. torch.compile would then compile them by
-    themselves, once for each layer until it gives up, and say so. As ``torch._dynamo.eval_frame.skip_code`` does, for
-    what the function calls as well, and without the seconds that importing it takes. Guarded by
-    tests/promises/test_compile.py.
+    Behind a graph break hooks are called by code that is not compiled, and would be compiled by themselves, once for
+    each layer until torch gives up and says so. As ``torch._dynamo.eval_frame.skip_code`` does, for what the function
+    calls as well, and without the seconds that importing it takes (test_compile).
     """
     frames = torch._C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP
@@ -191,9 +183,8 @@ _SIMULATIONS = tuple(torch._C._TorchDispatchModeKey.__members__.values())
 def is_simulated(x: Tensor) -> bool:
     """Whether a forward is run to be transformed or traced, and not to compute anything: there is nothing to measure.
 
-    Under ``torch.func`` (grad, vmap, jacrev), ``make_fx``, ``aot_module``, fake tensors, ``torch.jit.trace`` and on the
-    meta device a tensor stands for others, and changing a plain tensor in place by it fails. Guarded by
-    tests/promises/test_plain_module.py.
+    Under ``torch.func``, ``make_fx``, ``aot_module``, fake tensors, ``torch.jit.trace`` and on the meta device a tensor
+    stands for others, and changing a plain tensor in place by it fails (test_plain_module).
     """
     return (
         torch._C._functorch.peek_interpreter_stack() is not None
@@ -208,8 +199,7 @@ def is_compiling_no_training() -> bool:
     """Whether the compiler reads a forward to export it, or under ``torch.func``: there is nothing to measure.
 
     The flag and not ``torch.compiler.is_exporting()``, which torch.compile takes to be true on torch 2.11. It takes the
-    None of an empty stack to be something else than None, but knows its type. Guarded by
-    tests/promises/test_plain_module.py.
+    None of an empty stack to be something else than None, but knows its type (test_plain_module).
     """
     functorch = torch._C._functorch
     is_transform = isinstance(functorch.peek_interpreter_stack(), functorch.CInterpreter)
@@ -219,13 +209,11 @@ def is_compiling_no_training() -> bool:
 def alias_output(output: Tensor) -> Tensor:
     """A view of a layer's output for the model to go on with, while our measuring alone reads the output itself.
 
-    Otherwise torch.compile keeps more for the backward. It keeps, and does not compute again, what is computed from a
-    tensor that an operation which cannot be fused has read before. Measuring is such an operation: of every GELU behind
-    a layer in bfloat16 the derivative was kept in float32. What is computed from an earlier view is not affected. There
-    are two views, because a single one that changes nothing would be taken out again.
-
-    This matters behind dense layers that are given sequences, whose output is a view itself. Behind convolutions it
-    would cost gradients of residual networks a copy. Guarded by tests/promises/test_compile.py.
+    Otherwise torch.compile keeps for the backward, and does not compute again, what follows from a tensor that an
+    operation which cannot be fused has read, as ours: of every GELU behind a layer in bfloat16 the derivative was kept
+    in float32. There are two views, because a single one that changes nothing would be taken out again. This matters
+    behind dense layers that are given sequences; behind convolutions it would cost residual networks a copy of
+    gradients (test_compile).
     """
     return output.unsqueeze(0).squeeze(0)
 
@@ -278,8 +266,7 @@ def memory_of(node: Node) -> Memory:
 def at_fixed_address(tensor: Tensor) -> Tensor:
     """Say that a tensor on a GPU stays where it is, so that compiled CUDA graphs need no copy of it.
 
-    As ``torch._dynamo.mark_static_address`` does, without the seconds that importing it takes. Guarded by
-    tests/promises/test_cuda.py.
+    As ``torch._dynamo.mark_static_address`` does, without the seconds that importing it takes (test_cuda).
     """
     if tensor.is_cuda:
         tensor._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]

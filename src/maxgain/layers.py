@@ -36,9 +36,7 @@ class LayerKind:
 
     dims: int | None  # trailing dimensions of one instance; None: all but the first; 0: as many as the weight has
     linear_part: LinearPart  # (layer, input, output) → (x, Wx)
-    form: Literal["affine", "batch_norm", "other"] = (
-        "other"  # which fused measurement computes linear_part, if one does
-    )
+    form: Literal["affine", "batch_norm", "other"] = "other"  # which fused measurement computes linear_part
     weight: str = "weight"  # the parameter that scales Wx
     by_default: bool = True  # False where such a layer is taken only if include names it
     diagonal: Callable[[Any], Tensor] | None = None  # the diagonal of W, where W is a diagonal matrix
@@ -55,7 +53,10 @@ def affine(dims: int, **options: Any) -> LayerKind:
 
 
 def _scaling(
-    dims: int | None, normalised: Callable[[Any, Tensor], Tensor], diagonal: Callable[[Any], Tensor], **options: Any
+    dims: int | None,
+    normalised: Callable[[Any, Tensor], Tensor],
+    diagonal: Callable[[Any], Tensor] = lambda layer: _wide(layer.weight),
+    **options: Any,
 ) -> LayerKind:
     """The row of a layer whose ``Wx`` is a diagonal matrix times what it makes of its input."""
 
@@ -66,19 +67,14 @@ def _scaling(
     return LayerKind(dims, linear_part, diagonal=diagonal, **options)
 
 
-def _optional(dims: int | None, normalised: Callable[[Any, Tensor], Tensor]) -> LayerKind:
-    def scale(layer: Any) -> Tensor:
-        weight: Tensor = layer.weight.detach()
-        return weight.to(torch.promote_types(weight.dtype, torch.float32))
-
-    return _scaling(dims, normalised, scale, by_default=False)
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _batch_norm_scale(layer: Any) -> Tensor:
     """``α / sqrt(variance + ε)``, of the running variance, a steadier estimate than the batch's."""
-    weight: Tensor = layer.weight.detach()
-    wide = torch.promote_types(weight.dtype, torch.float32)
-    return weight.to(wide) * torch.rsqrt(layer.running_var.to(wide) + layer.eps)
+    weight = _wide(layer.weight)
+    return weight * torch.rsqrt(layer.running_var.to(weight.dtype) + layer.eps)
 
 
 # A type of an optional dependency is named by its path, so that nothing is imported for it.
@@ -91,9 +87,9 @@ KINDS: dict[type[nn.Module] | str, LayerKind] = {
     nn.ConvTranspose2d: affine(3, output_dim=1),
     nn.ConvTranspose3d: affine(4, output_dim=1),
     nn.modules.batchnorm._BatchNorm: _scaling(None, lambda m, x: x, _batch_norm_scale, form="batch_norm"),
-    nn.LayerNorm: _optional(0, lambda m, x: F.layer_norm(x, m.normalized_shape, eps=m.eps)),
-    nn.RMSNorm: _optional(0, lambda m, x: F.rms_norm(x, m.normalized_shape, eps=m.eps)),
-    nn.GroupNorm: _optional(None, lambda m, x: F.group_norm(x, m.num_groups, eps=m.eps)),
+    nn.LayerNorm: _scaling(0, lambda m, x: F.layer_norm(x, m.normalized_shape, eps=m.eps), by_default=False),
+    nn.RMSNorm: _scaling(0, lambda m, x: F.rms_norm(x, m.normalized_shape, eps=m.eps), by_default=False),
+    nn.GroupNorm: _scaling(None, lambda m, x: F.group_norm(x, m.num_groups, eps=m.eps), by_default=False),
     "transformers.pytorch_utils.Conv1D": affine(1, output_dim=1),
     "torch_geometric.nn.dense.linear.Linear": affine(1),
 }
@@ -141,8 +137,9 @@ def register_layer(
     """
     if not isinstance(layer_type, str) and not (isinstance(layer_type, type) and issubclass(layer_type, nn.Module)):
         raise UnsupportedLayerError(f"layer_type must be a subclass of nn.Module or its path, not {layer_type!r:.60}.")
-    options: dict[str, Any] = {"weight": weight, "by_default": by_default}
-    KINDS[layer_type] = affine(dims, **options) if linear_part is None else LayerKind(dims, linear_part, **options)
+    form: Literal["affine", "other"] = "affine" if linear_part is None else "other"
+    part = linear_part or affine(dims).linear_part
+    KINDS[layer_type] = LayerKind(dims, part, form, weight, by_default)
 
 
 # --- The layers of a model --------------------------------------------------------------------------------------------
