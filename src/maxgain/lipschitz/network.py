@@ -32,21 +32,16 @@ def chain_constant(model: nn.Module, norms: Mapping[nn.Module, float], p: float)
     model = getattr(model, "_orig_mod", model)
     modules = dict(model.named_modules())
     for name, module in modules.items():
-        _check_unchanged(f"{name!r} ({type(module).__name__})" if name else type(module).__name__, module)
+        what = f"{name!r} ({type(module).__name__})" if name else type(module).__name__
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+            is_ours = isinstance(hook, _torch.ForwardHook) or isinstance(getattr(hook, "__self__", None), nullcontext)
+            if not is_ours and not type(hook).__module__.startswith("torch.nn.utils."):  # pruning, weight norm
+                raise NotAChainError(f"{what} has a forward hook, which may change what passes")
+        if "forward" in vars(module):
+            raise NotAChainError(f"the forward of {what} was replaced")
     if model in norms:
         return norms[model]
     return math.prod(_constant(link, modules, norms, p) for link in _links(model, norms))
-
-
-def _check_unchanged(what: str, module: nn.Module) -> None:
-    """Make sure that nothing changes what goes into a module or comes out of it."""
-    for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
-        is_ours = isinstance(hook, _torch.ForwardHook) or isinstance(getattr(hook, "__self__", None), nullcontext)
-        computes_weight = type(hook).__module__.startswith("torch.nn.utils.")  # pruning, weight norm
-        if not is_ours and not computes_weight:
-            raise NotAChainError(f"{what} has a forward hook, which may change what passes")
-    if "forward" in vars(module):
-        raise NotAChainError(f"the forward of {what} was replaced")
 
 
 def _links(model: nn.Module, leaves: Iterable[nn.Module]) -> list[fx.Node]:
