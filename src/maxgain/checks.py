@@ -195,7 +195,7 @@ def take_snapshot(constraint: Constraint, optimizer: Optimizer | None, plan: Ste
         if weight is not None and weight.grad is not None and weight.requires_grad and local(weight.grad).numel():
             gradients[slot] = local(weight.grad).detach().any()
     measured, _, cut_hard = constraint._counts * constraint.divides  # entries and units are cut as hard as needed
-    columns = (sizes, gradients, measured, cut_hard, constraint._dropped())
+    columns = (sizes, gradients, measured, cut_hard, constraint._buffer.dropped)
     numbers, arrival = torch.stack([column.to(sizes.dtype) for column in columns]), None
     if numbers.is_cuda:
         numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True).copy_(numbers, non_blocking=True)

@@ -6,7 +6,8 @@ A subclass says how large each weight is (``_estimate``); after a step the base 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import MappingProxyType
@@ -59,6 +60,44 @@ class Attached:
     checks: checks.Checks = field(default_factory=checks.Checks)
 
 
+class Buffer:
+    """What hooks write, with an entry for each weight; one object, because compiled code checks each that it reads."""
+
+    __slots__ = ("__weakref__", "dropped", "idle", "maxima", "p", "resting")
+
+    def __init__(self, like: Tensor) -> None:
+        self.p = 2.0
+        self.maxima = torch.full_like(like, UNMEASURED)
+        """The largest gain since the last step."""
+        self.dropped = torch.zeros_like(like, dtype=torch.int64)
+        """How many gains were not finite, ever."""
+        self.resting = torch.zeros_like(like, dtype=torch.int32)
+        """For how many more steps nothing is measured."""
+        self.idle: set[int] = set()
+        """The slots that rest, as far as the host knows: captured steps count on the device."""
+        self.move_to(like.device)
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether work is being recorded into a CUDA graph: then forwards ask the device, and the host may not."""
+        return self.maxima.is_cuda and torch.cuda.is_current_stream_capturing()
+
+    def move_to(self, device: torch.device) -> None:
+        """Follow a model to another device."""
+        self.maxima, self.dropped, self.resting = (
+            _torch.at_fixed_address(tensor.to(device)) for tensor in (self.maxima, self.dropped, self.resting)
+        )
+        address = self.maxima.data_ptr()
+        if buffers.get(address) is not self:
+            for key in [key for key in kernels.fallbacks if key[0] == address]:  # of a buffer that lay here before
+                del kernels.fallbacks[key]
+            buffers[address] = self
+
+
+buffers: weakref.WeakValueDictionary[int, Buffer] = weakref.WeakValueDictionary()
+"""By the address of their maxima, for ``record``: compiled code passes tensors."""
+
+
 class Constraint:
     """Keeps the layers of a model within bounds, from one optimizer step to the next."""
 
@@ -101,6 +140,7 @@ class Constraint:
         dtype = torch.float64 if is_double else torch.float32
         self._gains = torch.full((count,), torch.nan, dtype=dtype, device=device)
         self._scales, self._bounds = torch.ones_like(self._gains), torch.ones_like(self._gains)
+        self._buffer = Buffer(self._gains)
         self._counts = torch.zeros(3, count, dtype=torch.int32, device=device)
         """By slot: steps in which it was measured, divided, and cut hard."""
         self.bound = bound
@@ -186,11 +226,15 @@ class Constraint:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Measure and project nothing within this context."""
-        before, self._paused = self._paused, True
+        buffer, was_paused, self._paused = self._buffer, self._paused, True
+        resting, idle = buffer.resting.clone(), buffer.idle
+        buffer.resting.fill_(2**30)  # on the device, so that captured forwards rest too
+        buffer.idle = {*self._slots}
         try:
             yield
         finally:
-            self._paused = before
+            self._paused, buffer.idle = was_paused, idle
+            buffer.resting.copy_(resting)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # It does not travel: in a copied or saved model that keeps its constraint, None is in its place.
@@ -213,10 +257,14 @@ class Constraint:
 
     # --- What a subclass fills in
 
-    def _estimate(self, plan: StepPlan) -> Tensor:
-        """Return the size of every slot: finite, or ``NOT_FINITE``, or ``UNMEASURED`` as those that are not the plan's.
+    def _hooks_of(self, pairs: Iterable[tuple[Layer, int]]) -> list[Any]:
+        """Register hooks on layers, each of which is there with its slot."""
+        return []
 
-        What was measured is used up: the plan's slots begin anew.
+    def _estimate(self, plan: StepPlan) -> Tensor:
+        """Where no training forwards are measured: return the size of every slot, finite or ``NOT_FINITE``.
+
+        ``UNMEASURED`` are those that are not known, or not the plan's.
         """
         sizes = list(torch.full_like(self._gains, UNMEASURED).unbind())
         for layer, slot in zip(self._layers, self._slots, strict=True):
@@ -225,28 +273,12 @@ class Constraint:
         return torch.stack(sizes)
 
     def _size(self, layer: Layer) -> Tensor:
-        """Return the size of a layer that takes no measuring."""
+        """Return the size of one layer."""
         raise NotImplementedError
 
     def _shrink(self, plan: StepPlan, bounds: Tensor) -> Tensor:
         """Where ``divides`` is False: bound the plan's weights otherwise, and return the smallest factor of each."""
         raise NotImplementedError
-
-    def _register(self) -> None:
-        """Register hooks, where there are none."""
-        if self._updates is None:
-            self._updates = _torch.Updates(self, lambda constraint: checks.warn(checks.not_attached(constraint)))
-
-    def _rest(self, attached: Attached, plan: StepPlan) -> None:
-        """With ``every``: have the forwards before the optimizer's next step measured, or not."""
-
-    def _dropped(self) -> Tensor:
-        """How many instances of each slot were not finite."""
-        return torch.zeros_like(self._gains)
-
-    def _fallback(self, slot: int) -> str:
-        """Why no kernel measures a slot on a GPU."""
-        return ""
 
     # --- How a step goes
 
@@ -273,7 +305,14 @@ class Constraint:
         if self._unsaid:
             unsaid, self._unsaid = self._unsaid, {}
             checks.warn(f"Left out from now on: {checks.by_reason(unsaid)}. Pass exclude=… to silence this.")
-        sizes = self._estimate(plan)
+        maxima = self._buffer.maxima
+        if not self.measures_training:
+            sizes = self._estimate(plan)
+        elif plan.fused is not None:  # which uses them up
+            sizes = maxima
+        else:
+            sizes = torch.full_like(maxima, UNMEASURED).index_copy_(0, plan.own, maxima[plan.own])
+            maxima.index_fill_(0, plan.own, UNMEASURED)
         if dist.is_available() and dist.is_initialized():
             sizes = max_over_ranks(sizes, self.process_group)
         if is_checked or (attached.checks.pending is not None and not is_captured):
@@ -316,6 +355,28 @@ class Constraint:
         attached.plan = _make_plan(self, optimizer)
         return attached.plan
 
+    def _rest(self, attached: Attached, plan: StepPlan) -> None:
+        """With ``every``: have the forwards before the optimizer's next step measured, or not."""
+        buffer = self._buffer
+        if buffer.is_captured:  # each replay counts
+            buffer.resting[plan.own] = torch.threshold(buffer.resting[plan.own] - 1, -1, self.every - 1)
+            return
+        steps = -attached.steps % self.every  # until one that measures
+        if (steps > 0) != plan.slots.issubset(buffer.idle):
+            buffer.resting.index_fill_(0, plan.own, steps)
+            buffer.idle = buffer.idle | plan.slots if steps else buffer.idle - plan.slots
+
+    def _register(self) -> None:
+        """Register hooks, where there are none."""
+        if self._updates is None:
+            self._updates = _torch.Updates(self, lambda constraint: checks.warn(checks.not_attached(constraint)))
+        if not self._hooks:
+            self._hooks = self._hooks_of(zip(self._layers, self._slots, strict=True))
+
+    def _fallback(self, slot: int) -> str:
+        """Say why no kernel measures a slot on a GPU."""
+        return kernels.fallbacks.get((self._buffer.maxima.data_ptr(), slot), "")
+
     def _forget_plans(self) -> None:
         for attached in self._attached.values():
             attached.plan = None
@@ -325,6 +386,7 @@ class Constraint:
         if self._gains.device != device:
             for name in ("_gains", "_scales", "_counts", "_bounds"):
                 setattr(self, name, getattr(self, name).to(device))
+            self._buffer.move_to(device)
 
     def _skip(self, layer: Layer, reason: str) -> None:
         """Leave a layer out from now on; the next step says so, of all such layers in one warning."""

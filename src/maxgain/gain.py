@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from . import _torch, kernels
 from .checks import homogeneity_error
-from .constraint import NOT_FINITE, UNMEASURED, Attached, Constraint, StepPlan
+from .constraint import NOT_FINITE, UNMEASURED, Constraint, buffers
 from .distributed import Group, full, gathered_parameters, is_flat_shard, is_sharded
 from .errors import MaxGainError
 from .functional import check_p, gain, norm, project_, without_bias
@@ -88,100 +87,15 @@ class MaxGain(Constraint):
         self.mask_uses = 0
         """How many forwards of layers took a mask."""
         super().__init__(model, gamma, parts=parts, include=include, exclude=exclude, process_group=process_group)
+        self._buffer.p = self.p
 
     @property
     def dropped(self) -> dict[str, int]:
         """How many instances of each layer had a gain that is not finite, and were left out."""
-        return {name: int(count) for name, count in self._by_name(self._dropped()).items()}
+        return {name: int(count) for name, count in self._by_name(self._buffer.dropped).items()}
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Measure and project nothing within this context."""
-        buffer = self._buffer
-        before, idle = buffer.resting.clone(), buffer.idle
-        buffer.resting.fill_(2**30)  # on the device, so that captured forwards rest too
-        buffer.idle = {*self._slots}
-        try:
-            with super().paused():
-                yield
-        finally:
-            buffer.resting.copy_(before)
-            buffer.idle = idle
-
-    # What the base asks for.
-
-    def _register(self) -> None:
-        super()._register()
-        if not hasattr(self, "_buffer"):
-            self._buffer = Buffer(self._gains, self.p)
-        if not self._hooks:
-            self._hooks = [_Hook(layer, slot, self) for layer, slot in zip(self._layers, self._slots, strict=True)]
-
-    def _estimate(self, plan: StepPlan) -> Tensor:
-        maxima = self._buffer.maxima
-        if plan.fused is not None:  # which uses them up
-            return maxima
-        sizes = torch.full_like(maxima, UNMEASURED).index_copy_(0, plan.own, maxima[plan.own])
-        maxima.index_fill_(0, plan.own, UNMEASURED)
-        return sizes
-
-    def _rest(self, attached: Attached, plan: StepPlan) -> None:
-        buffer, slots, own = self._buffer, plan.slots, plan.own
-        if buffer.is_captured:  # each replay counts
-            buffer.resting[own] = torch.threshold(buffer.resting[own] - 1, -1, self.every - 1)
-            return
-        steps = -attached.steps % self.every  # until one that measures
-        if (steps > 0) != slots.issubset(buffer.idle):
-            buffer.resting.index_fill_(0, own, steps)
-            buffer.idle = buffer.idle | slots if steps else buffer.idle - slots
-
-    def _move_to(self, device: torch.device) -> None:
-        super()._move_to(device)
-        self._buffer.move_to(device)
-
-    def _dropped(self) -> Tensor:
-        return self._buffer.dropped
-
-    def _fallback(self, slot: int) -> str:
-        return kernels.fallbacks.get((self._buffer.maxima.data_ptr(), slot), "")
-
-
-class Buffer:
-    """What hooks write, with an entry for each weight; one object, because compiled code checks each that it reads."""
-
-    __slots__ = ("__weakref__", "dropped", "idle", "maxima", "p", "resting")
-
-    def __init__(self, like: Tensor, p: float) -> None:
-        self.p = p
-        self.maxima = torch.full_like(like, UNMEASURED)
-        """The largest gain since the last step."""
-        self.dropped = torch.zeros_like(like, dtype=torch.int64)
-        """How many gains were not finite, ever."""
-        self.resting = torch.zeros_like(like, dtype=torch.int32)
-        """For how many more steps nothing is measured."""
-        self.idle: set[int] = set()
-        """The slots that rest, as far as the host knows: captured steps count on the device."""
-        self.move_to(like.device)
-
-    @property
-    def is_captured(self) -> bool:
-        """Whether work is being recorded into a CUDA graph: then forwards ask the device, and the host may not."""
-        return self.maxima.is_cuda and torch.cuda.is_current_stream_capturing()
-
-    def move_to(self, device: torch.device) -> None:
-        """Follow a model to another device."""
-        self.maxima, self.dropped, self.resting = (
-            _torch.at_fixed_address(tensor.to(device)) for tensor in (self.maxima, self.dropped, self.resting)
-        )
-        address = self.maxima.data_ptr()
-        if _buffers.get(address) is not self:
-            for key in [key for key in kernels.fallbacks if key[0] == address]:  # of a buffer that lay here before
-                del kernels.fallbacks[key]
-            _buffers[address] = self
-
-
-_buffers: weakref.WeakValueDictionary[int, Buffer] = weakref.WeakValueDictionary()
-"""By the address of their maxima, for ``record``: compiled code passes tensors."""
+    def _hooks_of(self, pairs: Iterable[tuple[Layer, int]]) -> list[Any]:
+        return [_Hook(layer, slot, self) for layer, slot in pairs]
 
 
 class _Hook(_torch.ForwardHook):
@@ -303,7 +217,7 @@ def record(
 
     ``Wx`` is z less the bias ``vector``; of batch norm, which has no z, it is x times ``vector / sqrt(variance + ε)``.
     """
-    buffer = _buffers.get(maxima.data_ptr())
+    buffer = buffers.get(maxima.data_ptr())
     if buffer is not None and slot in buffer.idle and not buffer.is_captured:
         return
     if x.is_cuda and kernels.measure(

@@ -120,7 +120,7 @@ class Watch:
     def _snapshot(self) -> tuple[Tensor, Any]:
         """Copy what a step found, from a GPU without waiting: the event says when it has arrived."""
         constraint = self.constraint
-        dropped = max_over_ranks(constraint._dropped().to(constraint._gains.dtype), constraint.process_group)
+        dropped = max_over_ranks(constraint._buffer.dropped.to(constraint._gains.dtype), constraint.process_group)
         rows = torch.stack([constraint._gains, constraint._scales, dropped])
         if not rows.is_cuda:
             return rows.cpu(), None

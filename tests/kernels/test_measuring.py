@@ -345,6 +345,6 @@ def test_a_new_constraint_does_not_fall_back_for_the_reasons_of_an_old_one(monke
     monkeypatch.setattr(kernels, "fallbacks", {})
     constraint = MaxGain(torch.nn.Linear(3, 2))
     kernels.fallbacks[constraint._buffer.maxima.data_ptr(), 0] = "of a model that lay here before"
-    monkeypatch.setattr("maxgain.gain._buffers", {})
+    monkeypatch.setattr("maxgain.constraint.buffers", {})
     constraint._buffer.move_to(torch.device("cpu"))  # as a new buffer finds it
     assert not constraint._fallback(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -74,13 +74,12 @@ class Lipschitz(Constraint):
         self._replayed = Replayed[Tensor]()
         super().__init__(model, bound, include=include, exclude=exclude, process_group=process_group)
 
-    def _register(self) -> None:
-        super()._register()
+    def _hooks_of(self, pairs: Iterable[tuple[Layer, int]]) -> list[Any]:
         self._norms = self._norms or {layer: FollowedNorm(layer, self) for layer in self._layers}
-        if not self._hooks:
-            self._hooks = [norm for norm in self._norms.values() if norm.needs_forwards and norm.layer in self._layers]
-            for norm in self._hooks:
-                norm.register(norm.layer.module)
+        hooks = [norm for layer, _ in pairs if (norm := self._norms[layer]).needs_forwards]
+        for norm in hooks:
+            norm.register(norm.layer.module)
+        return hooks
 
     def _plan(self, optimizer: Optimizer | None) -> StepPlan:
         for layer in list(self._layers):
