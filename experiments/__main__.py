@@ -13,7 +13,8 @@ from pathlib import Path
 
 from maxgain.study.recipe import Recipe
 from maxgain.study.result import Result, export, load
-from maxgain.study.running import Machine, Source, run_missing
+from maxgain.study.run import Inputs
+from maxgain.study.running import Machine, run_missing
 
 from .document import ROOT, State, build, read
 from .plan import BRIDGE, EDGE, EXPERIMENTS, by_key
@@ -45,7 +46,7 @@ def train(recipes: Sequence[Recipe], name: str, work: Path, data: Path | None, m
     kept: list[Result] = load(path) if path.exists() else []
     done = by_key(kept)
     missing = [recipe for recipe in recipes if recipe.key not in done]
-    for result in run_missing(missing, work, machine=machine, source=Source(data=data), test=test):
+    for result in run_missing(missing, work, machine=machine, inputs=Inputs(root=data), test=test):
         kept.append(result)
         export(kept, path)
         print(f"{result.recipe.title}: {result.status}", flush=True)

@@ -17,7 +17,8 @@ from maxgain.study import run as runs
 from maxgain.study.api import Settings
 from maxgain.study.data import Dataset
 from maxgain.study.plan import read_plan
-from maxgain.study.running import Source, Task
+from maxgain.study.run import Inputs
+from maxgain.study.running import Task
 
 TWO = Machine(jobs=2, device="cpu")
 ONE = Machine(jobs=1, device="cpu")
@@ -266,7 +267,7 @@ def test_settings_are_the_recipes_fields() -> None:
 
 def test_a_full_disk_is_a_fault_of_the_machine(halves, tmp_path, monkeypatch) -> None:
     recipe = Recipe("halves", "halves", "mlp", "adam", 1e-3, epochs=1, batch_size=16)
-    task = Task(recipe, tmp_path, Source(dataset=halves), "cpu", True)
+    task = Task(recipe, tmp_path, Inputs(dataset=halves), "cpu", True)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

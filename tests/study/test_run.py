@@ -24,7 +24,7 @@ from maxgain.errors import CheckpointError, DataError, FileError, FolderInUseErr
 from maxgain.study import _files, data, run
 from maxgain.study.networks import name_network
 from maxgain.study.recipe import RECIPES, run_key
-from maxgain.study.run import CHECKPOINT, CONFIG, METRICS, RESULT, WEIGHTS, Run, export, load, perform
+from maxgain.study.run import CHECKPOINT, CONFIG, METRICS, RESULT, WEIGHTS, Inputs, Run, export, load, perform
 from maxgain.study.training import DivergedError, evaluate
 
 RECIPE = replace(RECIPES["digits"], network="mlp", epochs=3, fold=0, regulariser="maxgain=1.5+dropout")
@@ -234,7 +234,7 @@ def test_promise_14_folder_of_another_run(finished, tmp_path):
         perform(replace(RECIPE, seed=7), finished.folder, device="cpu")
     assert caught.value.field == "out"
     with pytest.raises(CheckpointError, match="other data"):
-        perform(RECIPE, finished.folder, data.load("digits", fold=0).without_test(), device="cpu")
+        perform(RECIPE, finished.folder, Inputs(dataset=data.load("digits", fold=0).without_test()), device="cpu")
     # A result without its config, or a checkpoint alone, is as much another run's.
     for name in (RESULT, CONFIG):
         other = tmp_path / name
@@ -399,7 +399,7 @@ class Scale(nn.Module):
 def test_own_network_and_data(tmp_path, digits):
     own = own_data(digits)
     recipe = replace(RECIPE, dataset="mine", fold=None, network=name_network(small, own), regulariser="maxgain")
-    made = perform(recipe, tmp_path, own, device="cpu", network=small)
+    made = perform(recipe, tmp_path, Inputs(dataset=own, network=small), device="cpu")
     assert made.model(small)(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
     assert made.gains("test", own, small).quantiles().keys() == {"1"}
 
@@ -407,7 +407,8 @@ def test_own_network_and_data(tmp_path, digits):
 def test_network_without_gains(tmp_path, digits):
     own = own_data(digits)
     recipe = replace(RECIPE, dataset="mine", fold=None, network="scale", regulariser="none")
-    result = perform(recipe, tmp_path, own, device="cpu", network=lambda shape, classes: Scale()).result
+    inputs = Inputs(dataset=own, network=lambda shape, classes: Scale())
+    result = perform(recipe, tmp_path, inputs, device="cpu").result
     assert (result.gains, result.history.max_gain) == ({}, {})
 
 
@@ -415,10 +416,10 @@ def test_own_data_are_cross_validated(tmp_path, digits):
     own = own_data(digits)
     recipe = replace(RECIPE, dataset="mine", fold=1, cross_validation=3)
     cut = data.cross_validate(own, 1, 3)
-    assert perform(recipe, tmp_path, own, device="cpu").result.fingerprint == cut.fingerprint
-    assert run.load_dataset(recipe, cut) is cut
+    assert perform(recipe, tmp_path, Inputs(dataset=own), device="cpu").result.fingerprint == cut.fingerprint
+    assert Inputs(dataset=cut).load(recipe) is cut
     with pytest.raises(DataError):
-        run.load_dataset(replace(RECIPE, fold=1), own)
+        Inputs(dataset=own).load(replace(RECIPE, fold=1))
 
 
 # --- Where the code is from
@@ -453,5 +454,5 @@ def test_folder_recipe_learns_on_a_cpu(tmp_path):
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image[0].numpy()).resize((40, 30)).save(folder / f"{number}.png")
     recipe = replace(RECIPES["folder"], epochs=6)
-    result = perform(recipe, tmp_path / "run", data=tmp_path / "images", device="cpu").result
+    result = perform(recipe, tmp_path / "run", Inputs(root=tmp_path / "images"), device="cpu").result
     assert result.validation_accuracy + result.test_accuracy > 0.7  # guessing is 0.2

@@ -31,9 +31,9 @@ from .networks import Builder, name_network
 from .plan import Plan, Tuned, make_plan
 from .recipe import RECIPES, Recipe
 from .report import build_page
-from .run import Metrics, Result, Run
+from .run import Inputs, Metrics, Result, Run
 from .run import perform as perform_run
-from .running import Machine, Source, reused_workers, run_missing
+from .running import Machine, reused_workers, run_missing
 from .sentences import counted
 from .tuning import Tuning, open_parts
 
@@ -87,7 +87,7 @@ def train(
         device: cpu, cuda, or auto.
         **settings: Fields of the recipe to change.
     """
-    recipe, source = _recipe(data, network, root, settings)
+    recipe, inputs = _recipe(data, network, root, settings)
     recipe = replace(recipe, regulariser=regulariser)
 
     def report(line: Metrics) -> None:
@@ -95,9 +95,7 @@ def train(
         log.info("epoch %d%s", line.epoch, loss, extra={"done": line.epoch, "total": recipe.epochs})
 
     folder = Path(out) if out else Path("runs") / recipe.title
-    return perform_run(
-        recipe, folder, source.dataset, device=device, data=source.data, network=source.network, on_epoch=report
-    )
+    return perform_run(recipe, folder, inputs, device=device, on_epoch=report)
 
 
 def tune(
@@ -128,14 +126,14 @@ def tune(
         machine: Device and number of runs at once.
         **settings: Fields of the recipe to change.
     """
-    recipe, source = _recipe(data, network, root, settings)
+    recipe, inputs = _recipe(data, network, root, settings)
     machine = machine or Machine()
     folder = Path(out) if out else Path("runs") / f"tune-{recipe.name}-{regulariser}"
     recipe = replace(recipe, regulariser=regulariser)
     _expect_tunable([regulariser], None, grid)
 
     with reused_workers() as workers:
-        perform = partial(run_missing, machine=machine, source=source, test=False, workers=workers)
+        perform = partial(run_missing, machine=machine, inputs=inputs, test=False, workers=workers)
 
         def run(recipes: Sequence[Recipe]) -> list[Result]:
             return list(_reported(perform(recipes, folder / TUNING), len(recipes), "tuning"))
@@ -187,7 +185,7 @@ def compare(
         **settings: Fields of the recipe to change. By default final runs train on the validation part too.
     """
     settings.setdefault("train_on", "train+validation")
-    recipe, source = _recipe(data, network, root, settings)
+    recipe, inputs = _recipe(data, network, root, settings)
     machine = machine or Machine()
     folder = Path(out) if out else Path("runs") / f"compare-{recipe.name}"
     plan = make_plan(
@@ -195,7 +193,7 @@ def compare(
         rows,
         folds=folds,
         seeds=seeds,
-        own_folds=1 if source.dataset or recipe.cross_validation else DATASETS[recipe.dataset].folds,
+        own_folds=1 if inputs.dataset or recipe.cross_validation else DATASETS[recipe.dataset].folds,
         contrasts=contrasts,
         tuned=tuned,
         budget=budget,
@@ -204,17 +202,17 @@ def compare(
         decide_by=decide_by,
     )
     _expect_tunable(rows, tuned, grid)
-    return run_plan(plan, folder, source=source, machine=machine, shard=shard)
+    return run_plan(plan, folder, inputs=inputs, machine=machine, shard=shard)
 
 
 def run_plan(
-    plan: Plan, folder: Path, *, source: Source | None = None, machine: Machine | None = None, shard: str | None = None
+    plan: Plan, folder: Path, *, inputs: Inputs | None = None, machine: Machine | None = None, shard: str | None = None
 ) -> Comparison:
     """Choose the plan's open numbers, train what is missing of it in `folder`, and compare."""
     if shard is not None:
         plan = replace(plan, units=_part(plan.units, shard))
     with reused_workers() as workers:
-        run = partial(run_missing, machine=machine, source=source, workers=workers, shared=shard is not None)
+        run = partial(run_missing, machine=machine, inputs=inputs, workers=workers, shared=shard is not None)
         if plan.tuned is not None:
             plan = _choose(plan, folder, partial(run, folder=folder / TUNING, test=False), machine or Machine())
         if shard is None:
@@ -299,7 +297,7 @@ def _reported(results: Iterable[Result], total: int, what: str) -> Iterator[Resu
 
 def _recipe(
     data: Dataset | str, network: str | Builder | None, root: str | Path | None, settings: Settings
-) -> tuple[Recipe, Source]:
+) -> tuple[Recipe, Inputs]:
     """What a call asks to train."""
     if isinstance(data, str):
         recipe, own = RECIPES[data], None
@@ -323,4 +321,4 @@ def _recipe(
         raise RecipeError(f"{name}: {text[:1].lower()}{text[1:]}.", field=name) from error
     if unknown := sorted(settings.keys() - Settings.__annotations__.keys()):
         raise RecipeError(f"a recipe has no {unknown[0]!r}.", field=unknown[0])
-    return changed, Source(data=Path(root).expanduser() if root else None, dataset=own, network=builder)
+    return changed, Inputs(root=Path(root).expanduser() if root else None, dataset=own, network=builder)

@@ -38,7 +38,7 @@ from . import _files
 from . import data as datasets
 from .capture import stream_for
 from .data import Dataset, Split
-from .networks import NETWORKS
+from .networks import NETWORKS, Builder
 from .recipe import Recipe, run_key, to_json
 from .regularisers import spell
 from .result import GAIN_EPOCHS as GAIN_EPOCHS
@@ -61,6 +61,31 @@ SAVING_SHARE = 0.02
 """How much of the time checkpoints may take."""
 SAVING_SECONDS = 600.0
 """How long an epoch may go on without a checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The data and the network that a recipe names, or one's own."""
+
+    root: Path | None = None
+    """folder of the data sets (default: $MAXGAIN_DATA, or a cache folder)"""
+    dataset: Dataset | None = None
+    """one's own data, or data that are loaded already"""
+    network: Builder | None = None
+    """one's own network"""
+
+    def load(self, recipe: Recipe, test: bool = True) -> Dataset:
+        """The data that a recipe names, or the fold of one's own that it asks for; without its test part for tuning."""
+        dataset = self.dataset
+        if dataset is None:
+            dataset = datasets.load(recipe.dataset, self.root, recipe.fold, recipe.image_size, recipe.cross_validation)
+        elif recipe.image_size is not None and dataset.name not in datasets.DATASETS:
+            raise DataError(f"{dataset.name} has images of one size.", field="image_size")
+        elif recipe.cross_validation is not None and dataset.fold != recipe.fold:
+            dataset = datasets.cross_validate(dataset, recipe.fold, recipe.cross_validation)
+        elif recipe.fold != dataset.fold:
+            raise DataError(f"{dataset.name} has no fold {recipe.fold}.", field="fold")
+        return dataset if test else dataset.without_test()
 
 
 class Config(msgspec.Struct, kw_only=True):
@@ -139,7 +164,8 @@ class Run:
         config = self.config
         if dataset is None and config.recipe.dataset not in datasets.DATASETS:
             raise DataError(f"the data of the run in {self.folder} are your own: pass them.", field="data")
-        found = load_dataset(config.recipe, dataset, data or config.data or None, config.test)
+        inputs = Inputs(root=Path(data or config.data) if data or config.data else None, dataset=dataset)
+        found = inputs.load(config.recipe, config.test)
         if found.fingerprint != config.fingerprint:
             raise DataError(f"{found.name} is not the data of the run in {self.folder}.", field="data")
         return found
@@ -160,21 +186,6 @@ class Run:
         return operator_norms(self.model(network), torch.zeros(1, *self.config.shape), tolerance=tolerance)
 
 
-def load_dataset(
-    recipe: Recipe, dataset: Dataset | None = None, root: str | Path | None = None, test: bool = True
-) -> Dataset:
-    """The data that a recipe names, or the fold of one's own that it asks for; without its test part for tuning."""
-    if dataset is None:
-        dataset = datasets.load(recipe.dataset, root, recipe.fold, recipe.image_size, recipe.cross_validation)
-    elif recipe.image_size is not None and dataset.name not in datasets.DATASETS:
-        raise DataError(f"{dataset.name} has images of one size.", field="image_size")
-    elif recipe.cross_validation is not None and dataset.fold != recipe.fold:
-        dataset = datasets.cross_validate(dataset, recipe.fold, recipe.cross_validation)
-    elif recipe.fold != dataset.fold:
-        raise DataError(f"{dataset.name} has no fold {recipe.fold}.", field="fold")
-    return dataset if test else dataset.without_test()
-
-
 def find_device(name: str) -> torch.device:
     """The device of that name; 'auto' is a GPU where there is one."""
     if name == "auto":
@@ -191,12 +202,10 @@ def find_device(name: str) -> torch.device:
 def perform(
     recipe: Recipe,
     folder: str | Path,
-    dataset: Dataset | None = None,
+    inputs: Inputs | None = None,
     *,
     device: str = "auto",
-    data: str | Path | None = None,
     test: bool = True,
-    network: Callable[..., Any] | None = None,
     on_epoch: Callable[[Metrics], None] | None = None,
     stop: threading.Event | None = None,
 ) -> Run:
@@ -209,17 +218,15 @@ def perform(
     Args:
         recipe: What to compute.
         folder: Where the run is kept; the same call continues it. A folder of another run is refused.
-        dataset: Data of one's own, or data that are loaded already.
+        inputs: Where the data of recipes are, or data and a network of one's own.
         device: cpu, cuda, or auto.
-        data: Folder of the data sets that recipes name.
         test: Whether the run is scored on the test part.
-        network: The function that makes the network that the recipe names, where that is one's own.
         on_epoch: Called after each epoch.
         stop: Asks the run to save itself and stop.
     """
     folder, recipe = Path(folder), replace(recipe, regulariser=spell(recipe.chosen))
-    dataset = load_dataset(recipe, dataset, data, test)
-    run = Run(folder)
+    inputs = inputs or Inputs()
+    dataset, run = inputs.load(recipe, test), Run(folder)
     with _stop_signals(stop) as stopping, _no_memory_errors(), _files.locked(folder):
         config = _expect_own(run, recipe, dataset.fingerprint)
         if (folder / RESULT).exists():
@@ -232,7 +239,7 @@ def perform(
         if config and config.device != where.type and (folder / CHECKPOINT).exists():
             raise CheckpointError(f"{folder} was begun on {config.device}: continue it there.", field="device")
         with _isolated(where):
-            training = Training(recipe, dataset, where, network)
+            training = Training(recipe, dataset, where, inputs.network)
             threads = config.threads if config else _threads(training)
             if where.type == "cpu":
                 torch.set_num_threads(threads)
@@ -244,7 +251,7 @@ def perform(
                 device=where.type,
                 threads=threads,
                 test=test,
-                data=str(datasets.data_root(data).absolute()),
+                data=str(datasets.data_root(inputs.root).absolute()),
             )
             with _writing(folder):
                 _files.write_json(folder / CONFIG, about)

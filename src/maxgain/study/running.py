@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -27,9 +27,8 @@ from maxgain.errors import FileError, RecipeError
 from . import _files, data
 from ._names import unknown
 from .data import Dataset
-from .networks import Builder
 from .recipe import Recipe, run_key
-from .run import RESULT, MachineError, Result, Run, load_dataset, perform
+from .run import RESULT, Inputs, MachineError, Result, Run, perform
 from .training import DivergedError
 
 SECONDS_TO_SAVE = 30.0
@@ -68,56 +67,35 @@ class Machine:
         return self.jobs or (1 if self.has_gpu else joblib.cpu_count())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """The data and network that recipes name, or one's own."""
-
-    data: Path | None = None
-    """folder of the data sets (default: $MAXGAIN_DATA, or a cache folder)"""
-    dataset: Dataset | None = None
-    """one's own data"""
-    network: Builder | None = None
-    """one's own network"""
-
-
 @dataclass(frozen=True)
 class Task:
     """One run: what to train, on what, and where to keep it."""
 
     recipe: Recipe
     folder: Path
-    source: Source
+    inputs: Inputs
     device: str
     test: bool
 
     def perform(self, stop: threading.Event | None = None) -> Result:
         """Train the run, continue it, or find it finished; a run that failed has a result too."""
         dataset = self.load()
+        inputs = replace(self.inputs, dataset=dataset)
         try:
-            run = perform(
-                self.recipe,
-                self.folder,
-                dataset,
-                device=self.device,
-                data=self.source.data,
-                test=self.test,
-                network=self.source.network,
-                stop=stop,
-            )
+            return perform(self.recipe, self.folder, inputs, device=self.device, test=self.test, stop=stop).result
         except DivergedError:
             return Run(self.folder).result
         except MachineError as error:
             return self.failed(dataset, str(error))
-        return run.result
 
     def load(self) -> Dataset:
         """The run's data, which stay in memory for the next run."""
-        recipe, dataset = self.recipe, self.source.dataset
-        if dataset is None:
+        recipe, inputs = self.recipe, self.inputs
+        if inputs.dataset is None:
             with _loading:  # threads that start at once need the same data
-                where = self.source.data
-                dataset = _load(recipe.dataset, where, recipe.fold, recipe.image_size, recipe.cross_validation)
-        return load_dataset(recipe, dataset, test=self.test)
+                one = _load(recipe.dataset, inputs.root, recipe.fold, recipe.image_size, recipe.cross_validation)
+            inputs = replace(inputs, dataset=one)
+        return inputs.load(recipe, self.test)
 
     def failed(self, dataset: Dataset, error: str) -> Result:
         """Record a fault of the machine; the next attempt replaces it."""
@@ -149,7 +127,7 @@ def run_missing(
     folder: Path,
     *,
     machine: Machine | None = None,
-    source: Source | None = None,
+    inputs: Inputs | None = None,
     test: bool = True,
     workers: list[Executor] | None = None,
     shared: bool = False,
@@ -160,10 +138,10 @@ def run_missing(
     no test part. `workers` (see `reused_workers`) are processes of an earlier call. A `shared` folder is one in which
     other processes train other runs.
     """
-    machine, source = machine or Machine(), source or Source()
+    machine, inputs = machine or Machine(), inputs or Inputs()
     _load.cache_clear()  # the files may have changed since
     tasks = {
-        recipe.key: Task(recipe, folder / f"{recipe.title}-{recipe.key[:6]}", source, machine.device, test)
+        recipe.key: Task(recipe, folder / f"{recipe.title}-{recipe.key[:6]}", inputs, machine.device, test)
         for recipe in recipes
     }
     missing = []
