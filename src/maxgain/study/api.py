@@ -139,9 +139,8 @@ def tune(
             return list(_reported(perform(recipes, folder / TUNING), len(recipes), "tuning"))
 
         tuned = tuning.tune(recipe, run, by, grid=grid, budget=budget, at_once=machine.at_once)
-    runs = [result.key for result in tuned.results]
-    choice = {"regulariser": tuned.best, "by": by, "rule": tuning.RULES[by], "runs": runs}
-    _files.write_json(folder / "tuning.json", choice)
+    choice = tuning.Choice(tuned.best, by, tuning.RULES[by], tuple(result.key for result in tuned.results))
+    _files.write_json(folder / tuning.FILE, choice)
     return replace(tuned, folder=folder)
 
 

@@ -20,6 +20,7 @@ from .regularisers import Chosen, fill, parse
 from .result import Result
 from .sentences import counted
 
+FILE = "tuning.json"
 BUDGET = 9
 """Tuning runs per row: nine values of one number, or three of each of two."""
 GAMMAS = (1.25, 1.7, 2.3, 3.2, 4.3, 5.9, 8.0)
@@ -40,6 +41,17 @@ Numbers = dict[str, float]
 Run = Callable[[Sequence[Recipe]], Iterable[Result]]
 """Trains what is missing of these recipes, without their test parts."""
 log = logging.getLogger("maxgain.study")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a search chose, in its folder's tuning.json."""
+
+    regulariser: str
+    by: Tuned
+    rule: str
+    runs: tuple[str, ...]
+    """Keys of its results."""
 
 
 @dataclass(frozen=True)

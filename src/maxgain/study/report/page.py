@@ -19,16 +19,15 @@ from maxgain.errors import FileError
 from .. import _files
 from ..comparison import HEADS, Comparison, compare
 from ..plan import FILE as PLAN
-from ..plan import Plan, Tuned, read_plan
+from ..plan import Plan, read_plan
 from ..recipe import Recipe, to_json
 from ..regularisers import short_name, spell
 from ..result import RESULT, Result, load
 from ..run import CONFIG
 from ..sentences import counted, listed, p_value, percent
-from ..tuning import numbers_of
+from ..tuning import FILE as TUNING
+from ..tuning import Choice, numbers_of
 from . import figures
-
-TUNING = "tuning.json"
 
 Cells = Sequence[str]
 
@@ -40,17 +39,6 @@ class Table:
     heads: Cells
     rows: Sequence[Cells]
     caption: str = ""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What a search chose, as tuning.json says."""
-
-    regulariser: str
-    by: Tuned
-    rule: str
-    runs: tuple[str, ...]
-    """Keys of its results."""
 
 
 @dataclass(frozen=True, kw_only=True)
