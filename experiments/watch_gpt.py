@@ -42,7 +42,7 @@ DOUBLING = None
 EVERY = 8
 EAGER = 3
 """Steps before a GPU's capture: they compile kernels, allocate, and make the optimizer's state."""
-LOOK = 50
+CHECK_EVERY = 50
 """A run ends at the first multiple of this whose loss is not finite."""
 
 
@@ -156,8 +156,8 @@ class Training:
             **asdict(self.job),
             "spike": EXAMPLE["spike_of"](losses),
             "last": short(sum(last) / len(last)),
-            "alarms": [brief(alarm) for alarm in self.alarms],
-            "gradient_alarms": [brief(alarm) for alarm in judge(gradients)],
+            "alarms": [as_record(alarm) for alarm in self.alarms],
+            "gradient_alarms": [as_record(alarm) for alarm in judge(gradients)],
             "losses": [short(loss) for loss in losses],
             "gradients": [short(norm) for norm in gradients[::EVERY]],
             "gains": {name: [short(numbers.get(name, math.nan)) for _, numbers in self.logged] for name in names},
@@ -185,7 +185,7 @@ def train(
     for step in range(EAGER if text.is_cuda else 0, size.steps):
         for training in going:
             training.advance()
-        if step % LOOK == LOOK - 1:
+        if step % CHECK_EVERY == CHECK_EVERY - 1:
             going = [training for training in going if training.is_finite()]
         if time.monotonic() > until:
             return []
@@ -196,14 +196,14 @@ def judge(gradients: Sequence[float]) -> list[Alarm]:
     """What the watch's own rules make of the norm of all gradients, at the steps that are logged."""
     alarms = Alarms(jump=2.0, growth=4.0, warmup=math.ceil(EXAMPLE["WARM_UP"] / EVERY))
     found = (
-        alarms.look(step, {"": norm}, {"": int(not math.isfinite(norm))})
+        alarms.judge(step, {"": norm}, {"": int(not math.isfinite(norm))})
         for step, norm in enumerate(gradients)
         if step % EVERY == 0
     )
     return [alarm for alarm in found if alarm]
 
 
-def brief(alarm: Alarm) -> dict[str, Any]:
+def as_record(alarm: Alarm) -> dict[str, Any]:
     """An alarm as a record has it."""
     return {"step": alarm.step, "kind": alarm.kind, "layer": alarm.layer, "others": len(alarm.others),
             "gain": short(alarm.gain), "before": short(alarm.before)}  # fmt: skip

@@ -11,9 +11,9 @@ HEALTHY = [1.0, 1.3, 0.8] * 20
 
 def alarms(series, jump=2.0, growth=4.0, warmup=0, dropped=None):
     """The alarms of one layer's gains, as (logged step, kind)."""
-    judge = Alarms(jump, growth, warmup)
+    alarms_of = Alarms(jump, growth, warmup)
     counts = dropped or [0] * len(series)
-    found = [judge.look(step, {"a": g}, {"a": n}) for step, (g, n) in enumerate(zip(series, counts, strict=True))]
+    found = [alarms_of.judge(step, {"a": g}, {"a": n}) for step, (g, n) in enumerate(zip(series, counts, strict=True))]
     return [(alarm.step, alarm.kind) for alarm in found if alarm]
 
 
@@ -55,12 +55,12 @@ def test_not_finite_sounds_at_once_and_once_while_it_lasts():
 
 
 def test_one_alarm_per_step_names_the_worst_layer_first():
-    judge = Alarms(2.0, 4.0, 0)
+    alarms_of = Alarms(2.0, 4.0, 0)
     for step in range(12):
-        judge.look(step, dict.fromkeys("abcdef", 1.0), dict.fromkeys("abcdef", 0))
+        alarms_of.judge(step, dict.fromkeys("abcdef", 1.0), dict.fromkeys("abcdef", 0))
     jumped = dict(zip("abcdef", [3.0, 9.0, 1.0, 4.0, 5.0, 2.5], strict=True))
-    alarm = judge.look(12, jumped, dict.fromkeys("abcdef", 0))
+    alarm = alarms_of.judge(12, jumped, dict.fromkeys("abcdef", 0))
     assert (alarm.layer, alarm.gain, alarm.before, alarm.others) == ("b", 9.0, 1.0, ("e", "d", "a", "f"))
     assert str(alarm) == "step 12: the gain of layer 'b' jumped from 1 to 9 (9.0 times); also 'e', 'd', 'a', 'f'."
-    worse = judge.look(13, jumped, dict.fromkeys("abcdef", 0) | {"c": 1})
+    worse = alarms_of.judge(13, jumped, dict.fromkeys("abcdef", 0) | {"c": 1})
     assert (worse.kind, worse.layer, worse.others) == ("not finite", "c", ())

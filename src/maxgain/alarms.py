@@ -69,14 +69,14 @@ class Alarms:
     """For how many logged steps only what is not finite is an alarm."""
     pasts: dict[str, Past] = field(default_factory=dict)
 
-    def look(self, step: int, gains: Mapping[str, float], dropped: Mapping[str, float]) -> Alarm | None:
+    def judge(self, step: int, gains: Mapping[str, float], dropped: Mapping[str, float]) -> Alarm | None:
         """Return the alarm of a step, if there is one."""
-        found = [self._judge(step, name, gain, dropped[name]) for name, gain in gains.items()]
+        found = [self._compare(step, name, gain, dropped[name]) for name, gain in gains.items()]
         self.warmup -= 1
         alarms = sorted((alarm for alarm in found if alarm), key=lambda alarm: -alarm.times)
         return replace(alarms[0], others=tuple(alarm.layer for alarm in alarms[1:])) if alarms else None
 
-    def _judge(self, step: int, layer: str, gain: float, dropped: float) -> Alarm | None:
+    def _compare(self, step: int, layer: str, gain: float, dropped: float) -> Alarm | None:
         """Compare a layer with its past, and add its gain to that."""
         past = self.pasts.setdefault(layer, Past())
         was_dropping, past.is_dropping, past.dropped = past.is_dropping, dropped > past.dropped, dropped

@@ -28,7 +28,7 @@ class SplitAttention(nn.Module):
         self.q_proj, self.k_proj, self.v_proj = map(dense, weights, biases)
         self.out_proj = dense(packed.out_proj.weight, packed.out_proj.bias)
         self.train(packed.training)
-        # TransformerEncoderLayer asks for these, to see that its fused path is not for this module.
+        # TransformerEncoderLayer reads these, and does not take its fused path.
         self.in_proj_weight = self.in_proj_bias = None
         self._qkv_same_embed_dim = False
 

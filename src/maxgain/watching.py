@@ -51,10 +51,10 @@ class Watch:
     _pending: tuple[int, Tensor, Any] | None = None
 
     def log(self, step: int) -> None:
-        """End a step: every k-th time, write its gains and look for alarms.
+        """End a step: every k-th time, write its gains and raise alarms.
 
-        On a GPU the numbers are copied without waiting and handled by a later call, normally the next. Where several
-        ranks train one model, all of them call this.
+        On a GPU the numbers are copied without waiting, and handled by the call after they have arrived, normally the
+        next. Where several ranks train one model, all of them call this.
         """
         if self.is_own:
             self.constraint.step()
@@ -76,7 +76,7 @@ class Watch:
                 self.flush()
 
     def flush(self) -> None:
-        """Handle numbers that are still on their way from the device."""
+        """Handle numbers that the device has not sent yet."""
         if self._pending is None:
             return
         (step, rows, arrival), self._pending = self._pending, None
@@ -88,11 +88,11 @@ class Watch:
             return  # nothing was measured
         self.numbers = curves(gains, scales if any(self.constraint._is_bounded) else {}, self.curves)
         self.send(self.numbers, step)
-        if alarm := self.alarms.look(step, gains, dropped):
+        if alarm := self.alarms.judge(step, gains, dropped):
             self.on_alarm(alarm)
 
     def close(self) -> None:
-        """Take the measurement out of the model, and handle what is on its way."""
+        """Take the measurement out of the model, and handle the last numbers."""
         if self.is_own:
             self.constraint.detach()
         self.flush()
@@ -144,13 +144,11 @@ def watch(
 ) -> Watch:
     """Measure how much every layer amplifies its input, without changing a bit of the training.
 
-    Call ``log(step)`` on what this returns, once after each optimizer step. That call is all that says that a step is
-    over, so nothing is attached, and it works the same for eager, compiled and captured steps and under accumulation,
-    where the largest gain of all batches since the last call counts.
+    Call ``log(step)`` on what this returns, once after each optimizer step. Only that call ends a step, so it is the
+    same for eager, compiled and captured ones, and under accumulation the largest gain of all batches counts.
 
-    A gain is ``‖Wx‖ / ‖x‖``, the largest over the instances of a step. An instance is a token for a dense layer, and a
-    sample for a convolution or batch norm; ``instance='sample'`` makes it a sample everywhere. Padded tokens count
-    unless ``mask`` is set.
+    A gain is ``‖Wx‖ / ‖x‖``, the largest over a step's instances: tokens for a dense layer, samples for a convolution
+    or batch norm (``instance='sample'``: samples everywhere). Padded tokens count unless ``mask`` is set.
 
     Args:
         model: The model, or a constraint that bounds it already, whose gains are then written.

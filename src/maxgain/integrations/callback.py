@@ -20,7 +20,7 @@ class GainCallback:
 
     Args:
         gamma: The bound of ``MaxGain``; ``inf`` only watches.
-        every: Measure, project, write to ``to`` and look for alarms every k-th step. None: the first step of eight
+        every: Measure, project, write to ``to`` and raise alarms every k-th step. None: the first step of eight
             with ``gamma=inf``, and every step with a bound.
         **options: ``to``, ``log``, ``jump``, ``growth``, ``warmup`` and ``on_alarm`` of ``watch``; ``p``, ``instance``,
             ``parts``, ``include``, ``exclude`` and ``process_group`` of ``MaxGain``.
@@ -58,7 +58,7 @@ class GainCallback:
         return self.watching.numbers
 
     def _hear(self, alarm: Alarm) -> None:
-        """Hand an alarm on; one that raises ends the training, which not every framework tells its callbacks."""
+        """Pass an alarm on. One that raises ends the training, and transformers has no event for that."""
         try:
             self._on_alarm(alarm)
         except BaseException:

@@ -29,7 +29,7 @@ class MaxGainCallback(GainCallback, pl.Callback):
         self.begin(pl_module, trainer.optimizers, is_writing=trainer.is_global_zero)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        """Look at the step that a batch ended, and log where and as Lightning's own monitors do."""
+        """Handle the step that a batch ended, and log where and as Lightning's own monitors do."""
         if trainer.global_step == self._steps:
             return  # gradients are being accumulated
         self._steps, step = trainer.global_step, trainer.fit_loop.epoch_loop._batches_that_stepped

@@ -39,7 +39,7 @@ class MaxGainCallback(GainCallback, TrainerCallback):
         self.begin(kwargs["model"], [kwargs["optimizer"]], is_writing=state.is_world_process_zero)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Look at the step that is over."""
+        """Handle the step that is over."""
         if self.watching is not None:
             self.watching.log(state.global_step)
 
