@@ -86,6 +86,13 @@ def head_replaced_after_the_constraint() -> None:
     run(model, optimizer)
 
 
+def head_replaced_after_both() -> None:
+    model = mlp()
+    _, optimizer = training(model)
+    model[2] = nn.Linear(8, 3)  # which the optimizer does not hold, either
+    run(model, optimizer)
+
+
 def head_replaced_after_the_optimizer() -> None:
     model = mlp()
     optimizer = sgd(model)
@@ -235,6 +242,7 @@ MISTAKES: dict[Callable[[], None], str] = {
     forgot_to_go_back_to_training: "'0', '2' .*eval mode",
     batch_norm_in_evaluation_mode: "'1' .*eval mode.*exclude",
     head_replaced_after_the_constraint: "'2' .*added.*again",
+    head_replaced_after_both: "'2' .*added.*again",
     head_replaced_after_the_optimizer: "'2' .*no attached optimizer holds",
     layer_added: "'3' .*added.*again",
     lost_hook: "'0' .*hook.*again",

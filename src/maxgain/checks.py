@@ -207,7 +207,7 @@ def take_snapshot(constraint: Constraint, optimizer: Optimizer | None, plan: Ste
 
 
 def added(constraint: Constraint, optimizer: Optimizer | None) -> list[str]:
-    """The layers that the optimizer trains and that came after the constraint."""
+    """The layers that came after the constraint, if the optimizer holds them or they have a gradient all the same."""
     if constraint._explicit or optimizer is None:
         return []
     known, held = {id(layer.module) for layer in constraint._layers}, _torch.parameters_of(optimizer)
@@ -215,7 +215,8 @@ def added(constraint: Constraint, optimizer: Optimizer | None) -> list[str]:
     return [
         layer.name
         for layer in find_layers(constraint.model).layers
-        if id(layer.parameter) in held and layer.parameter.requires_grad and id(layer.module) not in known
+        if (weight := layer.parameter) is not None and weight.requires_grad and id(layer.module) not in known
+        and (id(weight) in held or weight.grad is not None)
         and layer.name not in skipped and not matches(layer.name, *constraint._exclude)
     ]  # fmt: skip
 

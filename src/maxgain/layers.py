@@ -375,7 +375,8 @@ def _checked_bound(bound: Any, what: str) -> float:
     is_number = isinstance(bound, Real) and not isinstance(bound, bool)
     if not is_number or not bound >= torch.finfo(torch.float32).tiny:
         said = f"{bound!r:.40}" if isinstance(bound, Real | str | None) else type(bound).__name__
-        raise BoundError(f"{what} must be a positive number (inf measures without a bound), not {said}.")
+        what = f"{what} must be a positive number (inf measures without a bound), or a mapping of layer names to them"
+        raise BoundError(f"{what}, not {said}.")
     return float(bound)
 
 
