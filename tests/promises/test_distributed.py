@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -62,24 +62,37 @@ def full(model: nn.Module) -> list[Tensor]:
     return [(p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone() for p in model.parameters()]
 
 
+def fit(model: Any, batches: Iterable[Tensor], *constraints: Any, optimizer: Any = None, lr: float = 0.1) -> Any:
+    """Train the model under constraints, and yield after each step."""
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    for constraint in constraints:
+        constraint.attach(optimizer)
+    for x in batches:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        yield
+
+
+def halves(rank: int, is_sharded: bool, steps: int = 3) -> list[Tensor]:
+    """What a rank trains on, or one process alone."""
+    return [part(rank if is_sharded else 2, step) for step in range(steps)]
+
+
 def train(rank: int, *, only_rank_0: bool = False, wrapped: bool = False, group: Any = None) -> Any:
     """A DDP training; a second constraint measures what this rank alone sees."""
     from torch.nn.parallel import DistributedDataParallel
 
     model = Net(extra=rank == 0 or not only_rank_0)
     replica = DistributedDataParallel(model, find_unused_parameters=only_rank_0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    constraint = MaxGain(replica if wrapped else model, GAMMA, process_group=group).attach(optimizer)
-    local = MaxGain(model, math.inf, process_group=False).attach(optimizer)
-    gains, local_gains, scales = [], [], []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        replica(batch(rank, step)).square().mean().backward()
-        optimizer.step()
-        gains.append(constraint.gains)
-        local_gains.append(local.gains)
-        scales.append(constraint.scales)
-    return {"parameters": full(model), "gains": gains, "local": local_gains, "scales": scales}
+    constraint = MaxGain(replica if wrapped else model, GAMMA, process_group=group)
+    local = MaxGain(model, math.inf, process_group=False)
+    found: dict[str, Any] = {"gains": [], "local": [], "scales": []}
+    for _ in fit(replica, [batch(rank, step) for step in range(STEPS)], constraint, local):
+        found["gains"].append(constraint.gains)
+        found["local"].append(local.gains)
+        found["scales"].append(constraint.scales)
+    return {"parameters": full(model), **found}
 
 
 def in_a_mesh(rank: int) -> Any:
@@ -96,12 +109,8 @@ def zero(rank: int) -> Any:
     trained = []
     for make in (partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.SGD), torch.optim.SGD):
         replica = DistributedDataParallel(Net())
-        optimizer = make(replica.parameters(), lr=0.1)
-        MaxGain(replica, GAMMA).attach(optimizer)
-        for step in range(3):
-            optimizer.zero_grad()
-            replica(batch(rank, step)).square().mean().backward()
-            optimizer.step()
+        batches = [batch(rank, step) for step in range(3)]
+        list(fit(replica, batches, MaxGain(replica, GAMMA), optimizer=make(replica.parameters(), lr=0.1)))
         trained.append(full(replica))
     return trained
 
@@ -191,12 +200,7 @@ def sharded(rank: int, make: Any, bound: float, when: str) -> Any:
         if constraint is None:
             takes_group = getattr(make, "func", make) in (MaxGain, Lipschitz)
             constraint = make(model, bound, **({"process_group": False} if takes_group and not is_sharded else {}))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        constraint.attach(optimizer)
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            model(part(rank if is_sharded else 2, step)).square().mean().backward()
-            optimizer.step()
+        list(fit(model, halves(rank, is_sharded, STEPS), constraint))
         found.append((full(model), constraint.gains, constraint.scales))
     return found
 
@@ -211,12 +215,8 @@ def own_forwards(rank: int) -> Any:
         model = nn.Sequential(Scaled(6, 8), nn.Tanh(), Cosine(8, 4), nn.Linear(4, 2))
         for layer in model if is_sharded else ():
             fully_shard(layer)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        constraint = MaxGain(model, 0.1, process_group=None if is_sharded else False).attach(optimizer)
-        for step in range(3):
-            optimizer.zero_grad()
-            model(part(rank if is_sharded else 2, step)).square().mean().backward()
-            optimizer.step()
+        constraint = MaxGain(model, 0.1, process_group=None if is_sharded else False)
+        list(fit(model, halves(rank, is_sharded), constraint))
         found.append((full(model), constraint.gains, list(constraint.skipped)))
     return found
 
@@ -246,12 +246,7 @@ def flat_shards(rank: int) -> Any:
         if is_sharded:
             model = FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
         constraint = MaxGain(model, 0.3, process_group=None if is_sharded else False)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        constraint.attach(optimizer)
-        for step in range(3):
-            optimizer.zero_grad()
-            model(part(rank if is_sharded else 2, step)).square().mean().backward()
-            optimizer.step()
+        list(fit(model, halves(rank, is_sharded), constraint))
         found.append(list(constraint.gains.values()))
     return found
 
@@ -266,10 +261,8 @@ def tensor_parallel(rank: int) -> Any:
     parallelize_module(model, init_device_mesh("cpu", (2,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
     found = []
     for one in (model, plain):
-        optimizer = torch.optim.SGD(one.parameters(), lr=0.0)
-        constraint = MaxGain(one, 0.2, include=["0", "2"]).attach(optimizer)
-        one(part(2, 0)).sum().backward()
-        optimizer.step()
+        constraint = MaxGain(one, 0.2, include=["0", "2"])
+        list(fit(one, [part(2, 0)], constraint, lr=0.0))
         found.append((constraint.gains, full(one)))
     return found
 
