@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from numbers import Real
 from typing import Any, Literal
 
@@ -320,17 +321,16 @@ def uncovered(model: Any, layers: Iterable[Layer], skipped: Iterable[str], exclu
     covered, excluded, skipped = {id(layer.parameter) for layer in layers}, as_globs(exclude), tuple(skipped)
     total, without, unknown = 0, 0, dict[str, int]()
     for path, module in named_modules(model):
-        kind, _, _ = look_up(module)
-        if any(word in type(module).__name__.lower() for word in _TABLES) or not getattr(kind, "by_default", True):
+        if not getattr(look_up(module)[0], "by_default", True):
             continue
-        for own, weight in module._parameters.items():
-            if weight is None or is_lazy(weight) or not weight.requires_grad or weight.dim() < 2:
-                continue
-            if any(word in own.lower() for word in _TABLES):
+        parameters: dict[str, Any] = module._parameters
+        for own, weight in parameters.items():
+            words = f"{type(module).__name__}.{own}".lower()
+            is_matrix = weight is not None and not is_lazy(weight) and weight.requires_grad and weight.dim() > 1
+            if not is_matrix or any(word in words for word in _TABLES):
                 continue
             name = f"{path}.{own}".lstrip(".")
-            steps = name.split(".")
-            ancestors = [".".join(steps[:count]) for count in range(1, 1 + len(steps))]
+            ancestors = [*accumulate(name.split("."), "{}.{}".format)]
             total += weight.numel()
             if id(weight) not in covered and not any(matches(one, *excluded) for one in ancestors):
                 without += weight.numel()
