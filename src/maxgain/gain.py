@@ -184,7 +184,7 @@ class _Hook(_torch.ForwardHook):
             if is_sequence and self.dims[x.dim()] == 1:
                 x, output = x.flatten(0, -2), output.flatten(0, -2)  # as the product takes them: once in memory
         with torch.no_grad():  # no detach(): the compiler would not see that a cast of x is the layer's own
-            torch.ops.maxgain.record(*self.arguments(module, x, output))
+            kernels.record_compiled(*self.arguments(module, x, output))
         return onward
 
     def arguments(self, module: Any, x: Tensor, z: Any) -> tuple[Any, ...]:

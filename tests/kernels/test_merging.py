@@ -1,6 +1,5 @@
 """Compiled code measures several layers by one operator, and finds what it would find by one for each."""
 
-import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
@@ -18,7 +17,8 @@ from torch._inductor.decomposition import select_decomp_table
 from kernel_runs import Part
 from maxgain._torch import memory_of
 from maxgain.gain import record
-from maxgain.kernels import merging
+from maxgain.kernels import merging, record_compiled
+from maxgain.kernels.multi_layer import NUMBERS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning"),
@@ -26,7 +26,7 @@ pytestmark = [
 ]
 Step = Callable[[Callable[..., None], Tensor, Tensor, list[Tensor]], Any]
 RESTING = torch.zeros(100, dtype=torch.int32)
-OURS = torch.ops.maxgain.record.default, torch.ops.maxgain.record_layers.default
+OURS = torch.ops.maxgain.record.default
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def measure(maxima: Tensor, dropped: Tensor, index: int, part: Part, dims: int, 
 
 
 def measure_compiled(maxima: Tensor, dropped: Tensor, index: int, part: Part, dims: int, p: float) -> None:
-    torch.ops.maxgain.record(maxima, dropped, RESTING, index, *part, dims, p)
+    record_compiled(maxima, dropped, RESTING, index, *part, dims, p)
 
 
 class Merging:
@@ -49,7 +49,6 @@ class Merging:
 
     def __init__(self, look: Callable[[torch.fx.Graph], None] = merging.merge) -> None:
         self.operators: list[list[int]] = []
-        self.call_sites: list[str] = []
         self.graphs = 0
         self.look = look
         self.backend = aot_autograd(
@@ -67,11 +66,8 @@ class Merging:
         module.recompile()
         self.graphs += 1
         for node in module.graph.nodes:
-            if node.args and node.args[0] is OURS[0]:
-                self.operators.append([node.kwargs["slot"]])
-            elif node.args and node.args[0] is OURS[1]:
-                self.operators.append([layer[0] for layer in json.loads(node.kwargs["layers"])])
-                self.call_sites.append(node.kwargs["call_site"])
+            if node.args and node.args[0] is OURS:
+                self.operators.append([*node.kwargs["layers"][::NUMBERS]])
         return make_boxed_func(module.forward)
 
 
@@ -172,18 +168,6 @@ def test_batches_of_other_sizes_need_no_compilation():
     assert operators(one_after_another, some_images(), dynamic=True) == [[0, 1, 2, 3, 4]]
 
 
-def test_only_what_has_the_same_sizes_in_every_call_is_not_looked_at_again():
-    def call_sites(**options: Any) -> list[str]:
-        torch.compiler.reset()
-        merging = Merging()
-        operators(one_after_another, some_images(), merging, **options)
-        return merging.call_sites
-
-    (fixed,), (again,) = call_sites(dynamic=False), call_sites(dynamic=False)
-    assert len({fixed, again, ""}) == 3, "made another time, memory may be laid out otherwise"
-    assert call_sites(dynamic=True) == [""]
-
-
 def test_a_batch_norm_whose_epsilon_was_changed_is_measured_with_the_new_one():
 
     def step(measure: Callable[..., None], maxima: Tensor, dropped: Tensor, images: list[Tensor], eps: float) -> None:
@@ -256,7 +240,7 @@ def test_a_convolution_is_measured_before_its_bias_is_added_if_nobody_else_wants
         read.extend(
             graph_input.target is torch.ops.aten.convolution.default
             for node in graph.nodes
-            if "activations" in node.kwargs
+            if node.args[:1] == (OURS,)
             for graph_input in node.kwargs["activations"]
             if graph_input.op != "placeholder"
         )
@@ -321,7 +305,7 @@ def test_waiting_for_other_layers_takes_no_memory(channels, batchnorm, constrain
         merging.merge(graph)
         if measurements:
             peaks.append((before, peak(graph)))
-            groups.append((measurements, sum(node.args[:1] != () and node.args[0] in OURS for node in graph.nodes)))
+            groups.append((measurements, sum(node.args[:1] == (OURS,) for node in graph.nodes)))
 
     def step(x: Tensor, tallies: list[tuple[Tensor, Tensor]]) -> Tensor:
         for index, layer in enumerate(layers):

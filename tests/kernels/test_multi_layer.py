@@ -84,25 +84,27 @@ def one_by_one(chosen: list[Layer], p: float) -> tuple[list[float], list[int]]:
     return maxima.tolist(), dropped.tolist()
 
 
-def at_once(chosen: list[Layer], p: float, place: str = "") -> tuple[list[float], list[int]]:
+def at_once(chosen: list[Layer], p: float) -> tuple[list[float], list[int]]:
     maxima, dropped, resting = buffers(len(chosen), chosen[0][0].x.device)
-    torch.ops.maxgain.record_layers(maxima, dropped, resting, *as_given(chosen), place, p)
+    torch.ops.maxgain.record(maxima, dropped, resting, *as_given(chosen), p)
     return maxima.tolist(), dropped.tolist()
 
 
-def as_given(chosen: list[Layer], first: int = 0) -> tuple[list[Tensor], list[Tensor], str]:
-    """What the operator is given: activations, vectors, and what is fixed of the layers."""
+def as_given(chosen: list[Layer], first: int = 0) -> tuple[list[Tensor], list[Tensor], list[int], list[float]]:
+    """What the operator is given: activations and vectors, each once, and the numbers of the layers."""
     activations: list[Tensor] = []
     vectors: list[Tensor] = []
-    fixed = []
-    for index, (part, dims) in enumerate(chosen, first):
-        x, z, vector, variance, eps, channel_dims = part
-        places: list[int | None] = []
-        for home, one in ((activations, x), (activations, z), (vectors, vector), (vectors, variance)):
-            places.append(None if one is None else len(home))
-            home += [] if one is None else [one]
-        fixed.append(multi_layer.Layer(index, *places, eps, channel_dims, dims))
-    return activations, vectors, multi_layer.serialize(fixed)
+    numbers: list[int] = []
+    for slot, (part, dims) in enumerate(chosen, first):
+        numbers.append(slot)
+        for home, one in (
+            (activations, part.x), (activations, part.z), (vectors, part.vector), (vectors, part.variance)
+        ):  # fmt: skip
+            same = [at for at, other in enumerate(home) if other is one]
+            home += [] if same or one is None else [one]
+            numbers.append(-1 if one is None else same[0] if same else len(home) - 1)
+        numbers += [part.channel_dims, dims]
+    return activations, vectors, numbers, [part.eps for part, _ in chosen]
 
 
 @each_p
@@ -140,7 +142,7 @@ def test_layers_that_rest_are_not_measured_together_either(device, launched):
     chosen = layers(device, torch.channels_last)
     maxima, dropped, resting = buffers(len(chosen), chosen[0][0].x.device)
     resting[1::2] = 2
-    torch.ops.maxgain.record_layers(maxima, dropped, resting, *as_given(chosen), "", 2.0)
+    torch.ops.maxgain.record(maxima, dropped, resting, *as_given(chosen), 2.0)
     expected = one_by_one(chosen, 2.0)[0]
     assert maxima[::2].tolist() == pytest.approx(expected[::2], rel=1e-5)
     assert maxima[1::2].tolist() == [-1.0] * len(maxima[1::2])
@@ -169,30 +171,18 @@ def test_norms_with_another_epsilon_share_another_launch(device, launched):
 @each_device
 def test_launches_that_sum_in_parts_do_not_disturb_each_other(device, launched):
     part, dims = layers(device, torch.channels_last)[5]
-    chosen = [(part._replace(x=(1 + index) * part.x), dims) for index in range(multi_layer.LAYERS + 2)]
+    chosen = [(part._replace(x=(1 + index) * part.x), dims) for index in range(multi_layer.ENTRIES + 2)]
     assert at_once(chosen, 2.0)[0] == pytest.approx(one_by_one(chosen, 2.0)[0], rel=1e-5)
     if device != "cpu":
-        assert launched == [10 * multi_layer.LAYERS, 20]
-
-
-@each_device
-def test_a_place_in_compiled_code_has_a_plan_of_its_own(device, launched):
-    for name, chosen in {
-        "one": layers(device, torch.channels_last),
-        "two": layers(device, torch.channels_last)[::-1],
-    }.items():
-        for scale in (1.0, 2.0):
-            scaled = [(part._replace(x=scale * part.x), dims) for part, dims in chosen]
-            assert at_once(scaled, 2.0, name)[0] == pytest.approx(one_by_one(scaled, 2.0)[0], rel=1e-5)
-    assert [place for place, _ in multi_layer._plans] == ["one", "two"]
+        assert launched == [10 * multi_layer.ENTRIES, 20]
 
 
 @each_device
 def test_more_layers_than_one_launch_takes_are_measured_in_several(device, launched):
-    chosen = layers(device, torch.channels_last)[:1] * (multi_layer.LAYERS + 2)
+    chosen = layers(device, torch.channels_last)[:1] * (multi_layer.ENTRIES + 2)
     assert at_once(chosen, 2.0)[0] == pytest.approx(one_by_one(chosen, 2.0)[0], rel=1e-5)
     if device != "cpu":
-        assert launched == [5 * multi_layer.LAYERS, 10]
+        assert launched == [5 * multi_layer.ENTRIES, 10]
     assert at_once(chosen, 2.0) == at_once(chosen, 2.0), "the second time by what was planned for the first"
 
 
@@ -255,6 +245,6 @@ def test_other_layers_and_other_batch_sizes_take_no_other_kernel(device, launche
                 (part._replace(x=part.x[:rows], z=None if part.z is None else part.z[:rows]), dims)
                 for part, dims in chosen
             ]
-            torch.ops.maxgain.record_layers(*buffers(20), *as_given(some, first), "", 2.0)
+            torch.ops.maxgain.record(*buffers(20), *as_given(some, first), 2.0)
     assert len(launched) == 2 * 5
     assert len(told_apart) == 1

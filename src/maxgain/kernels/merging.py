@@ -1,6 +1,6 @@
-"""The operators that torch.compile sees: one measurement per layer, several of which become one.
+"""The operator that torch.compile sees: one measurement per layer, several of which become one.
 
-Written out, the changes of one packed tensor by many layers would become a chain of copies of it. The operators are
+Written out, the changes of one packed tensor by many layers would become a chain of copies of it. The operator is
 defined by the dispatcher's own means, because ``torch.library.custom_op`` adds some 100 µs of Python to every call.
 """
 
@@ -8,29 +8,25 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
-from uuid import uuid4
 
 import torch
+from torch import Tensor
 from torch.fx import Graph, Node
 
 from .._torch import Memory, memory_of, register_post_grad_pass
 from . import multi_layer
-from .multi_layer import Layer, record_layers, serialize
+from .multi_layer import NUMBERS, Layer, record_layers
 
 SEPARATE_BIAS = ("cuda",)
 """Where compiled code adds the bias of a convolution in other kernels than those of the convolution."""
-TENSORS = ("x", "z", "vector", "variance")
-"""Of a layer; the first two are activations."""
+JOINED = ("activations", "vectors", "layers", "eps")
+"""Arguments that are lists, of all layers."""
 _library = torch.library.Library("maxgain", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(  # type: ignore[no-untyped-call]
-    "record(Tensor(a!) maxima, Tensor(b!) dropped, Tensor resting, int slot, Tensor x, Tensor? z, Tensor? vector, "
-    "Tensor? variance, float eps, int channel_dims, int dims, float p) -> ()",
-    tags=(torch.Tag.flexible_layout,),
-)
-_library.define(  # type: ignore[no-untyped-call]
-    "record_layers(Tensor(a!) maxima, Tensor(b!) dropped, Tensor resting, Tensor[] activations, Tensor[] vectors, "
-    "str layers, str call_site, float p) -> ()",
+    "record(Tensor(a!) maxima, Tensor(b!) dropped, Tensor resting, Tensor[] activations, Tensor[] vectors, "
+    "int[] layers, float[] eps, float p) -> ()",
     tags=(torch.Tag.flexible_layout,),
 )
 
@@ -40,16 +36,27 @@ def _simulated(*arguments: Any) -> None:
     register_post_grad_pass(merge, __file__, multi_layer.__file__)
 
 
-def define_operator(record: Callable[..., None]) -> None:
-    """Make ``maxgain::record`` of a function."""
-    for backend in ("CPU", "CUDA", "MPS", "XPU"):
-        _library.impl("record", record, backend)  # type: ignore[no-untyped-call]
-
-
-for _backend in ("CPU", "CUDA", "MPS", "XPU"):
-    _library.impl("record_layers", record_layers, _backend)  # type: ignore[no-untyped-call]
 _library.impl("record", _simulated, "Meta")  # type: ignore[no-untyped-call]
-_library.impl("record_layers", lambda *arguments: None, "Meta")  # type: ignore[no-untyped-call]
+
+
+def define_operator(record: Callable[..., None]) -> None:
+    """Make ``maxgain::record`` of a function that measures one layer."""
+    for backend in ("CPU", "CUDA", "MPS", "XPU"):
+        _library.impl("record", partial(record_layers, record=record), backend)  # type: ignore[no-untyped-call]
+
+
+def record_compiled(
+    maxima: Tensor, dropped: Tensor, resting: Tensor, slot: int, x: Tensor, z: Tensor | None, vector: Tensor | None,
+    variance: Tensor | None, eps: float, channel_dims: int, dims: int, p: float,
+) -> None:  # fmt: skip
+    """Call the operator for one layer, with the arguments of ``maxgain.gain.record``."""
+    activations = [x] if z is None else [x, z]
+    vectors = [one for one in (vector, variance) if one is not None]
+    at_vector = -1 if vector is None else 0
+    layer = [slot, 0, len(activations) - 1 or -1, at_vector, at_vector + 1 if len(vectors) > 1 else -1]
+    torch.ops.maxgain.record(
+        maxima, dropped, resting, activations, vectors, [*layer, channel_dims, dims], [eps], p
+    )
 
 
 def merge(graph: Graph) -> None:
@@ -68,8 +75,8 @@ def _leave_out_bias(graph: Graph, node: Node, kept: set[Memory]) -> None:
 
     With the bias its output would be written to memory for us alone; without, it has to be.
     """
-    z: Any = node.kwargs["z"]
-    if z is None or z.target is not torch.ops.aten.convolution.default or memory_of(z) in kept:
+    *_, z = read = _activations(node)
+    if len(read) == 1 or z.target is not torch.ops.aten.convolution.default or memory_of(z) in kept:
         return
     x, weight, bias, *rest = z.args
     value = z.meta["val"]
@@ -81,11 +88,13 @@ def _leave_out_bias(graph: Graph, node: Node, kept: set[Memory]) -> None:
         along = graph.call_function(torch.ops.aten.view.default, (bias, shape))
         added = graph.call_function(torch.ops.aten.add.Tensor, (plain, along))
     plain.meta["val"], along.meta["val"], added.meta["val"] = value.clone(), bias.meta["val"].view(shape), value
-    readers = [user for user in z.users if _measures(user) and user.kwargs["z"] is z]  # one for each constraint
+    readers = [user for user in z.users if _measures(user) and _activations(user)[1:] == [z]]  # of all constraints
     z.replace_all_uses_with(added)
     graph.erase_node(z)
     for reader in readers:
-        reader.kwargs = {**reader.kwargs, "z": plain, "vector": None}
+        layer = _layer(reader)._replace(vector=-1)
+        changed = {"activations": [_activations(reader)[0], plain], "vectors": [], "layers": [*layer[:NUMBERS]]}
+        reader.kwargs = {**reader.kwargs, **changed}
 
 
 def _kept(graph: Graph) -> set[Memory]:
@@ -127,9 +136,19 @@ def _measures(node: Node) -> bool:
     )
 
 
+def _activations(node: Node) -> list[Node]:
+    """The tensors that a measurement reads: its layer's input, and its output if there is one."""
+    return [*node.kwargs["activations"]]  # type: ignore[misc, union-attr]
+
+
+def _layer(node: Node) -> Layer:
+    """The one layer of a measurement that was not merged."""
+    return Layer(*node.kwargs["layers"])  # type: ignore[misc]
+
+
 def _follows(node: Node, other: Node) -> bool:
     """Whether a measurement raises the maxima that another one has raised, and nobody else looks at these between."""
-    own = {name: value for name, value in node.kwargs.items() if name not in (*Layer._fields, "_all_bases")}
+    own = {name: value for name, value in node.kwargs.items() if name not in (*JOINED, "_all_bases")}
     changed: Any = node.kwargs["_all_bases"]
     return (
         own == {name: other.kwargs[name] for name in own}
@@ -139,30 +158,22 @@ def _follows(node: Node, other: Node) -> bool:
 
 
 def _merge(graph: Graph, group: list[Node]) -> None:
-    first, last = group[0], group[-1]
+    """Measure where the last of a group does."""
+    last = group[-1]
     activations: dict[Any, int] = {}
     vectors: dict[Any, int] = {}
-    layers = []
+    layers: list[int] = []
+    eps: list[Any] = []
     for node in group:
-        fixed: dict[str, Any] = {name: node.kwargs[name] for name in Layer._fields}
-        for name, places in zip(TENSORS, (activations, activations, vectors, vectors), strict=True):
-            if fixed[name] is not None:
-                fixed[name] = places.setdefault(fixed[name], len(places))
-        layers.append(Layer(**fixed))
-    kwargs = {name: value for name, value in first.kwargs.items() if name not in Layer._fields}
+        layer, given = _layer(node), (node.kwargs["activations"], node.kwargs["vectors"])
+        at = []
+        for one, places in zip(layer.tensors(given), (activations, activations, vectors, vectors), strict=True):
+            at.append(-1 if one is None else places.setdefault(one, len(places)))
+        layers += [layer.slot, *at, layer.channel_dims, layer.dims]
+        eps += node.kwargs["eps"]  # type: ignore[arg-type]
+    joined = dict(zip(JOINED, ([*activations], [*vectors], layers, eps), strict=True))
     with graph.inserting_before(last):
-        merged = graph.call_function(
-            last.target,  # type: ignore[arg-type]
-            (torch.ops.maxgain.record_layers.default,),
-            {
-                **kwargs,
-                "activations": [*activations],
-                "vectors": [*vectors],
-                "layers": serialize(layers),
-                # By a name that is never given again: equal code, made another time, may lay out memory otherwise.
-                "call_site": uuid4().hex if all(map(_is_fixed, (*activations, *vectors))) else "",
-            },
-        )
+        merged = graph.call_function(last.target, last.args, {**group[0].kwargs, **joined})  # type: ignore[arg-type]
     merged.meta["val"] = last.meta["val"]
     last.replace_all_uses_with(merged)
     for node in reversed(group):
@@ -171,14 +182,7 @@ def _merge(graph: Graph, group: list[Node]) -> None:
         graph.erase_node(node)
 
 
-def _is_fixed(node: Node) -> bool:
-    """Whether a tensor has the same shape and layout in every call."""
-    value = node.meta["val"]
-    return all(isinstance(number, int) for number in (*value.shape, *value.stride()))
-
-
 def _waiting(groups: list[list[Node]], lasting: set[Memory]) -> int:
     """How many bytes are in memory only because measurements wait for each other."""
-    given: list[Any] = [node.kwargs[name] for group in groups for node in group for name in ("x", "z")]
-    read = {memory_of(one) for one in given if one is not None}
+    read = {memory_of(one) for group in groups for node in group for one in _activations(node)}
     return sum(memory.bytes for memory in read - lasting)

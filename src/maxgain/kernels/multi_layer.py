@@ -6,8 +6,7 @@ layers of some shapes, as the host runs such code too if it is not captured.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import accumulate
 from operator import itemgetter, or_
@@ -17,78 +16,72 @@ import torch
 from torch import Tensor
 
 from . import measuring
-from .measuring import ENOUGH_PROGRAMS, ENTRIES_PER_WARP, LONG, MOST_STEPS, PART, PLAIN, Kernel, Plan, key_of, plan_for
+from .measuring import (
+    ENOUGH_PROGRAMS, ENTRIES_PER_WARP, LONG, MOST_STEPS, PART, PLAIN, Kernel, Plan, key_of, plan_for,
+)  # fmt: skip
 
-LAYERS = 16
+ENTRIES = 16
 """At most in one launch."""
 MOST_PARTS = 64
 """Of one instance, at most. They are summed in the same launch, so that it pays sooner than for a single layer."""
 ALIGNED = 16
 """Sizes are multiples of this, as the compiled kernel takes them to be."""
-
+NARROW_ROWS, NARROW = (8, 128, 8), {*range(129), *range(257, 385)}
+"""The tile of short rows that would leave much of a wider one empty, and how long they are."""
 
 Tensors = tuple[Sequence[Tensor], Sequence[Tensor]]
 """Inputs and outputs of all layers, and vectors with an entry for each channel, each once."""
+Record = Callable[..., None]
 
 
 class Layer(NamedTuple):
-    """What ``maxgain::record`` takes of a layer. Of its tensors, where they are in the lists."""
+    """What ``record`` takes of a layer. Of its tensors, where they are in the lists; -1 if it has none."""
 
     slot: int
     x: int
-    z: int | None
-    vector: int | None
-    variance: int | None
-    eps: float
+    z: int
+    vector: int
+    variance: int
     channel_dims: int
     dims: int
+    eps: float = 0.0
 
-    def tensors(
-        self, activations: Sequence[Tensor], vectors: Sequence[Tensor]
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    def tensors(self, given: Tensors) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """Return x, z, vector and variance."""
-        z = None if self.z is None else activations[self.z]
-        vector, variance = (None if at is None else vectors[at] for at in (self.vector, self.variance))
+        activations, vectors = given
+        z = None if self.z < 0 else activations[self.z]
+        vector, variance = (None if at < 0 else vectors[at] for at in (self.vector, self.variance))
         return activations[self.x], z, vector, variance
 
 
-def serialize(layers: Sequence[Layer]) -> str:
-    """Return one text, which is passed to an operator in less time than lists, and which is a key of plans."""
-    return json.dumps(layers)
+NUMBERS = len(Layer._fields) - 1
 
 
 def record_layers(
     maxima: Tensor, dropped: Tensor, resting: Tensor, activations: Sequence[Tensor], vectors: Sequence[Tensor],
-    layers: str, call_site: str, p: float,
+    layers: Sequence[int], eps: Sequence[float], p: float, *, record: Record,
 ) -> None:  # fmt: skip
-    """As ``record`` for each of the layers, in as few launches as there can be.
+    """Measure layers in as few launches as there can be; ``record`` measures those that cannot share one.
 
-    ``call_site`` names a place in compiled code that is given tensors of the same shapes, layouts and types in every
-    call, with all else the same; '' where they may differ, so that plans are found by them.
+    ``layers`` has the numbers of each ``Layer`` but for its ε.
     """
     tensors = activations, vectors
-    key: tuple[Any, ...] = call_site, maxima.device
-    if not call_site:
+    if len(eps) == 1:
+        alone = [Layer(*layers, *eps)]
+    else:
         key = (
-            layers,
-            p,
-            maxima.device,
-            maxima.dtype,
+            *layers, *eps, p, maxima.device, maxima.dtype,
             *[(one.shape, one.stride(), one.dtype) for one in activations],
             *[(one.dtype, one.is_contiguous()) for one in vectors],
-        )
-    plan = _plans.get(key)
-    if plan is None:
-        plan = _plan([Layer(*layer) for layer in json.loads(layers)], tensors, p, maxima)
-        measuring.remember(_plans, key, plan)
-    alone = plan.alone
-    if plan.launches and not _launch(plan, (maxima, dropped, resting), tensors):
-        alone = [*alone, *[layer for launch in plan.launches for layer in launch.layers]]
+        )  # fmt: skip
+        plan = _plans.get(key)
+        if plan is None:
+            some = [Layer(*layers[NUMBERS * at : NUMBERS * at + NUMBERS], one) for at, one in enumerate(eps)]
+            plan = measuring.remember(_plans, key, _plan(some, tensors, p, maxima))
+        alone = plan.alone if _launch(plan, (maxima, dropped, resting), tensors) else plan.layers
     for layer in alone:
-        given = layer.tensors(*tensors)
-        torch.ops.maxgain.record(
-            maxima, dropped, resting, layer.slot, *given, layer.eps, layer.channel_dims, layer.dims, p
-        )
+        given = layer.tensors(tensors)
+        record(maxima, dropped, resting, layer.slot, *given, layer.eps, layer.channel_dims, layer.dims, p)
 
 
 _plans: dict[Any, _Plan] = {}
@@ -98,6 +91,8 @@ def _launch(plan: _Plan, written: tuple[Tensor, Tensor, Tensor], tensors: Tensor
     """Launch the kernels if the tensors fit them, and return whether they do."""
     maxima = written[0]
     device = maxima.get_device()
+    if not plan.launches:
+        return True
     if device != torch._C._cuda_getDevice():
         with torch.cuda.device(device):
             return _launch(plan, written, tensors)
@@ -113,7 +108,7 @@ def _launch(plan: _Plan, written: tuple[Tensor, Tensor, Tensor], tensors: Tensor
 
 
 class _Kind(NamedTuple):
-    """What layers must have in common to share a launch."""
+    """What entries must have in common to share a launch."""
 
     is_row: bool
     tile: tuple[int, int, int]
@@ -121,9 +116,31 @@ class _Kind(NamedTuple):
     eps: float
 
 
+class _Entry(NamedTuple):
+    """A layer, a batch norm, or a convolution with the batch norm that reads its output: z is read once for both."""
+
+    layer: Layer | None
+    norm: Layer | None
+    plan: Plan
+
+    def places(self, vectors: int) -> tuple[int, ...]:
+        """Where x, z, bias, scale and variance are, of which the last begin at ``vectors``; -1 for what is missing."""
+        layer, norm = self.layer, self.norm
+        z = norm.x if layer is None else layer.z
+        x, bias = (z, -1) if layer is None else (layer.x, layer.vector)
+        scale, variance = (-1, -1) if norm is None else (norm.vector, norm.variance)
+        return x, z, *(at if at < 0 else vectors + at for at in (bias, scale, variance))
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How many entries an instance has in x, and in z; a batch norm that is alone has no x."""
+        return self.plan.x_size * (self.layer is not None), self.plan.z_size
+
+
 class _Plan(NamedTuple):
     """How some layers are measured."""
 
+    layers: list[Layer]
     launches: list[_Launch]
     alone: list[Layer]
     """Those that are in none of the launches, and measured by themselves."""
@@ -131,31 +148,50 @@ class _Plan(NamedTuple):
     """How many numbers the launches write down meanwhile."""
 
 
-def _plan(layers: Sequence[Layer], tensors: Tensors, p: float, maxima: Tensor) -> _Plan:
-    alike: dict[_Kind, list[tuple[Layer, Plan]]] = {}
+def _plan(layers: list[Layer], tensors: Tensors, p: float, maxima: Tensor) -> _Plan:
+    given = [*tensors[0], *tensors[1], maxima]
     alone = []
-    usual_eps = next((layer.eps for layer in layers if layer.z is None), 0.0)
-    for layer in layers:
-        given, is_row = layer.tensors(*tensors), layer.dims == 1
-        plan = plan_for(*key_of(*given, layer.channel_dims, layer.dims, p, maxima))
-        if isinstance(plan, str) or not _fits(plan, is_row):
-            alone.append(layer)
-            continue
-        tile = measuring.ROWS if is_row and max(plan.x_size, plan.z_size) <= measuring.LONGEST_ROW else LONG
-        dtypes = tuple([one or torch.float32 for one in plan.dtypes])
-        eps = float(layer.eps if layer.z is None else usual_eps)
-        alike.setdefault(_Kind(is_row, tile, dtypes, eps), []).append((layer, plan))
+    alike: dict[_Kind, list[_Entry]] = {}
+    entries = _entries(layers, tensors, p, maxima)
+    usual_eps = next((entry.norm.eps for entry in entries if entry.norm), 0.0)
+    for entry in entries:
+        is_row, longest = (entry.layer or entry.norm).dims == 1, max(entry.plan.x_size, entry.plan.z_size)
+        tile = LONG
+        if is_row and longest <= measuring.LONGEST_ROW:
+            tile = NARROW_ROWS if longest in NARROW else measuring.ROWS
+        eps = float(usual_eps if entry.norm is None else entry.norm.eps)
+        dtypes = tuple([given[at].dtype for at in entry.places(len(tensors[0]))])
+        alike.setdefault(_Kind(is_row, tile, dtypes, eps), []).append(entry)
     launches: list[_Launch] = []
     workspace = 0
     for kind, members in alike.items():
-        for start in range(0, len(members), LAYERS):
-            some = members[start : start + LAYERS]
-            if len(some) > 1 and not measuring.compile_error(maxima.device):
+        for start in range(0, len(members), ENTRIES):
+            some = members[start : start + ENTRIES]
+            measured = [layer for entry in some for layer in (entry.layer, entry.norm) if layer is not None]
+            if len(measured) > 1 and not measuring.compile_error(maxima.device):
                 launches.append(_Launch(some, kind, len(tensors[0]), workspace))
                 workspace += launches[-1].workspace
             else:
-                alone += [layer for layer, _ in some]
-    return _Plan(launches, alone, workspace)
+                alone += measured
+    shared = {layer for entry in entries for layer in (entry.layer, entry.norm)}
+    return _Plan(layers, launches, [*alone, *[layer for layer in layers if layer not in shared]], workspace)
+
+
+def _entries(layers: list[Layer], tensors: Tensors, p: float, maxima: Tensor) -> list[_Entry]:
+    """The layers that fit into a shared launch, each batch norm beside the layer whose output it reads."""
+    plans: dict[Layer, Plan] = {}
+    for layer in layers:
+        plan = plan_for(*key_of(*layer.tensors(tensors), layer.channel_dims, layer.dims, p, maxima))
+        if not isinstance(plan, str) and _fits(plan, layer.dims == 1):
+            plans[layer] = plan
+    norms = [layer for layer in plans if layer.z < 0]
+    entries = []
+    for layer in [layer for layer in plans if layer.z >= 0]:
+        norm = next((norm for norm in norms if (norm.x, norm.dims) == (layer.z, layer.dims)), None)
+        if norm is not None:
+            norms.remove(norm)
+        entries.append(_Entry(layer, norm, plans[layer]))
+    return entries + [_Entry(None, norm, plans[norm]) for norm in norms]
 
 
 def _fits(plan: Plan, is_row: bool) -> bool:
@@ -170,7 +206,7 @@ def _fits(plan: Plan, is_row: bool) -> bool:
 
 def _filled(values: Sequence[Any], last: Any = None) -> tuple[Any, ...]:
     """Fill up to as many as the kernel takes, of which no program reads those at the end."""
-    return *values, *[values[0] if last is None else last] * (LAYERS - len(values))
+    return *values, *[values[0] if last is None else last] * (ENTRIES - len(values))
 
 
 def _avoid_specialization(numbers: Sequence[int], last: int | None = None) -> tuple[int, ...]:
@@ -181,35 +217,30 @@ def _avoid_specialization(numbers: Sequence[int], last: int | None = None) -> tu
 class _Launch:
     """Measures some of the layers."""
 
-    def __init__(self, members: Sequence[tuple[Layer, Plan]], kind: _Kind, activations: int, first: int) -> None:
+    def __init__(self, entries: Sequence[_Entry], kind: _Kind, activations: int, first: int) -> None:
         """``first`` is where its own part of the workspace begins."""
         from .triton_gains import gains_of_layers_kernel
 
-        self.layers = [layer for layer, _ in members]
-        plans = [plan for _, plan in members]
-        places = (
-            [layer.x for layer in self.layers],
-            [layer.x if layer.z is None else layer.z for layer in self.layers],
-            [-1 if layer.vector is None else activations + layer.vector for layer in self.layers],
-            [-1 if layer.variance is None else activations + layer.variance for layer in self.layers],
-        )
-        self.columns = [itemgetter(*_filled(column)) for column in places]
+        self.columns = [itemgetter(*_filled(column)) for column in zip(*[e.places(activations) for e in entries])]
+        plans, sizes = [entry.plan for entry in entries], [entry.sizes for entry in entries]
         instances, block, _ = kind.tile
-        parts = [1 if kind.is_row else -(-max(plan.x_size, plan.z_size) // PART) for plan in plans]
+        parts = [1 if kind.is_row else -(-max(both) // PART) for both in sizes]
         tiles = [-(-plan.rows // instances) * of_each for plan, of_each in zip(plans, parts, strict=True)]
-        steps = 1 if not kind.is_row or sum(tiles) < 2 * ENOUGH_PROGRAMS else 2  # it looks for its layer once
+        steps = 1 if not kind.is_row or sum(tiles) < 2 * ENOUGH_PROGRAMS else 2  # it looks for its entry once
         while 1 < steps < MOST_STEPS and sum(tiles) >= 4 * steps * ENOUGH_PROGRAMS:
             steps *= 2
         *begins, programs = accumulate((-(-count // steps) for count in tiles), initial=0)
-        self.workspace = 3 * programs if max(parts) > 1 else 0  # a sum of x, one of Wx, and a counter for each
+        self.workspace = 5 * programs if max(parts) > 1 else 0  # four sums and a counter for each
+        slots = [2 * (layer.slot + 1) + (layer.vector >= 0) if layer else 0 for layer, _, _ in entries]
         constants = (
             kind.eps,
             first,
-            _avoid_specialization([4 * layer.slot + plan.form for layer, plan in members]),
+            _avoid_specialization(slots),
+            _avoid_specialization([norm.slot + 1 if norm else 0 for _, norm, _ in entries]),
             _avoid_specialization(begins, programs),
             _avoid_specialization([plan.rows for plan in plans]),
-            _filled([plan.x_size for plan in plans]),
-            _filled([plan.z_size for plan in plans]),
+            _filled([x_size for x_size, _ in sizes]),
+            _filled([z_size for _, z_size in sizes]),
             _filled([plan.channels for plan in plans]),
             plans[0].power,
             measuring.DIRECT if kind.is_row else measuring.REPEATED,

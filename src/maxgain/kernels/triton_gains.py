@@ -130,6 +130,12 @@ def _sums(x, z, row, usable, begin, end,
 
 
 @triton.jit
+def _keep(sums, instance, part, parts, value):
+    """Keep the sum of a part."""
+    tl.store(sums + instance * parts + part + tl.arange(0, 1), value)
+
+
+@triton.jit
 def _add_parts(sums, instance, parts, P: tl.constexpr, WIDE: tl.constexpr):
     """Add up the sums of the parts of an instance."""
     part = tl.arange(0, WIDE)[None, :]
@@ -141,9 +147,8 @@ def _add_parts(sums, instance, parts, P: tl.constexpr, WIDE: tl.constexpr):
 @triton.jit
 def _whole(x_sum, z_sum, x_sums, z_sums, counters, instance, part, parts, P: tl.constexpr, WIDE: tl.constexpr):
     """Keep the sums of a part; the last program of an instance gets those of the whole, and is told so."""
-    own = instance * parts + part + tl.arange(0, 1)
-    tl.store(x_sums + own, x_sum)
-    tl.store(z_sums + own, z_sum)
+    _keep(x_sums, instance, part, parts, x_sum)
+    _keep(z_sums, instance, part, parts, z_sum)
     is_last = tl.atomic_add(counters + instance, 1.0, sem="acq_rel") == parts - 1
     if is_last:
         x_sum, z_sum = _add_parts(x_sums, instance, parts, P, WIDE), _add_parts(z_sums, instance, parts, P, WIDE)
@@ -235,61 +240,101 @@ def gains_kernel(
 
 # --- Several layers in one launch -------------------------------------------------------------------------------------
 #
-# Each layer is one entry of the tuples, and its programs follow those of the layer before, from ``begins`` on. Every
-# program looks for its layer first, which is why there are few tuples: ``forms`` has 4 index + form.
+# An entry of the tuples is a layer, or a convolution with the batch norm that reads its output: that is read once for
+# both. Its programs follow those of the entry before, from ``begins`` on; every program looks for its entry first.
 #
-# Triton compiles a kernel of its own where a number is 1 or a multiple of 16, and in tuples ``do_not_specialize`` does
-# not keep it from that. So numbers that differ from launch to launch come as 2 n + 3, which is neither.
+# Triton compiles another kernel where a number is 1 or a multiple of 16, and in tuples ``do_not_specialize`` does not
+# keep it from that. So numbers that differ from launch to launch come as 2 n + 3, which is neither.
 
 
 @triton.jit
-def _layer(program, begins):
-    """Find the layer of a program."""
-    layer = 0
+def _entry(program, begins):
+    """Find the entry of a program."""
+    entry = 0
     for other in tl.static_range(1, len(begins)):
-        layer += (program >= (begins[other] >> 1) - 1).to(tl.int32)
-    return layer
+        entry += (program >= (begins[other] >> 1) - 1).to(tl.int32)
+    return entry
 
 
 @triton.jit
-def _of(layer, values):
-    """Return the value that belongs to a layer."""
+def _of(entry, values):
+    """Return the value that belongs to an entry."""
     value = values[0]
     for other in tl.static_range(1, len(values)):
-        value = tl.where(layer == other, values[other], value)
+        value = tl.where(entry == other, values[other], value)
     return value
 
 
 @triton.jit
-def _number_of(layer, values):
+def _number_of(entry, values):
     """As ``_of``, of numbers that come as 2 n + 3."""
-    return (_of(layer, values) >> 1) - 1
+    return (_of(entry, values) >> 1) - 1
+
+
+@triton.jit
+def _dense_sums(x, z, row, usable, begin, end, x_size, z_size, bias, given, scale, variance, eps, channels,
+                HAS_NORM: tl.constexpr, WHERE: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+                VEC: tl.constexpr):  # fmt: skip
+    """As ``_sums`` of x and of z less its bias; with ``HAS_NORM`` also of z and of z times the scale."""
+    SUMS: tl.constexpr = BLOCK // VEC
+    column = tl.arange(0, BLOCK)
+    x_total = tl.zeros([ROWS, SUMS], tl.float32)
+    z_total, input_total, normed_total = x_total, x_total, x_total
+    x_spoiled, z_spoiled, input_spoiled, normed_spoiled = x_total, x_total, x_total, x_total
+    added, factor = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    if WHERE == REPEATED:
+        added = _per_channel(z, column, given, bias, bias, 0.0, 1, channels, BIASED, WHERE)
+        if HAS_NORM:
+            factor = _per_channel(z, column, z_size, scale, variance, eps, 1, channels, NORMALISED, WHERE)
+    for start in range(begin, end, BLOCK):
+        position = start + column
+        x_entry, mask = _tile(x, row, position, usable, x_size, x_size, 0, 0, 0, 0, 0, 1, ALONG)
+        z_entry, mask = _tile(z, row, position, usable, z_size, z_size, 0, 0, 0, 0, 0, 1, ALONG)
+        if WHERE != REPEATED:
+            added = _per_channel(z, position, given, bias, bias, 0.0, 1, channels, BIASED, WHERE)
+            if HAS_NORM:
+                factor = _per_channel(z, position, z_size, scale, variance, eps, 1, channels, NORMALISED, WHERE)
+        x_total, x_spoiled = _add(x_total, x_spoiled, x_entry, P)
+        z_total, z_spoiled = _add(z_total, z_spoiled, tl.where(mask, z_entry - added[None, :], 0.0), P)
+        if HAS_NORM:
+            input_total, input_spoiled = _add(input_total, input_spoiled, z_entry, P)
+            normed_total, normed_spoiled = _add(normed_total, normed_spoiled, z_entry * factor[None, :], P)
+    return (
+        _total(x_total, x_spoiled, P), _total(z_total, z_spoiled, P),
+        _total(input_total, input_spoiled, P), _total(normed_total, normed_spoiled, P),
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["first"])
 def gains_of_layers_kernel(
-    xs, zs, vectors, variances, workspace, maxima, dropped, resting, eps, first, forms, begins, rows, x_sizes, z_sizes,
-    channels,
+    xs, zs, biases, scales, variances, workspace, maxima, dropped, resting, eps, first, slots, norms, begins, rows,
+    x_sizes, z_sizes, channels,
     P: tl.constexpr, WHERE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VEC: tl.constexpr,
     PART: tl.constexpr, WIDE: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """As ``gains_kernel``, of layers whose instances and entries follow one another without gaps.
 
-    The workspace holds, from ``first`` on, the sums of x in the order of the programs, those of Wx, and counters.
+    ``slots`` has 2 (slot + 1) of a layer, and one more if it has a bias; 0 of a batch norm that is alone, whose x is
+    empty. ``norms`` has slot + 1 of the batch norm that reads z, or 0. From ``first`` on the workspace holds four sums
+    for each program, and its counters, which begin at zero.
     """
     program = tl.program_id(0)
-    layer = _layer(program, begins)
-    begin = _number_of(layer, begins)
+    entry = _entry(program, begins)
+    begin = _number_of(entry, begins)
     program -= begin
-    form = _number_of(layer, forms)
-    index, form = form // 4, form % 4
-    if tl.load(resting + index) != 0:
+    slot, norm = _number_of(entry, slots), _number_of(entry, norms)
+    has_bias, is_measured, is_normed = slot % 2, slot > 0, norm > 0
+    slot, norm = tl.maximum(slot // 2 - 1, 0), tl.maximum(norm - 1, 0)
+    is_measured = is_measured & (tl.load(resting + slot) == 0)
+    is_normed = is_normed & (tl.load(resting + norm) == 0)
+    if not (is_measured | is_normed):
         return
-    known = tl.load(maxima + index, cache_modifier=".cg")
-    all_rows = _number_of(layer, rows)
-    x, x_size, z, z_size = _of(layer, xs), _of(layer, x_sizes), _of(layer, zs), _of(layer, z_sizes)
-    vector, variance, repeat = _of(layer, vectors), _of(layer, variances), _of(layer, channels)
-    given = tl.where(form == PLAIN, 0, z_size)
+    known = tl.load(maxima + slot, cache_modifier=".cg")
+    norm_known = tl.load(maxima + norm, cache_modifier=".cg")
+    all_rows, repeat = _number_of(entry, rows), _of(entry, channels)
+    x, x_size, z, z_size = _of(entry, xs), _of(entry, x_sizes), _of(entry, zs), _of(entry, z_sizes)
+    bias, scale, variance = _of(entry, biases), _of(entry, scales), _of(entry, variances)
+    given = z_size * has_bias
     size, start, count = tl.maximum(x_size, z_size), 0, 1
     end = size
     if WIDE > 0:
@@ -299,22 +344,31 @@ def gains_of_layers_kernel(
     for step in range(STEPS):
         row = ((program // count).to(tl.int64) * STEPS + step) * ROWS + tl.arange(0, ROWS)
         usable = row < all_rows
-        if form == NORMALISED:
-            x_sum, z_sum = _sums(
-                x, z, row, usable, start, end, x_size, x_size, 0, 0, 0, 0, 0, z_size, z_size, 0, 0, 0, 0, 0,
-                given, vector, variance, eps, 1, repeat, 1, ALONG, 1, ALONG, NORMALISED, WHERE, P, ROWS, BLOCK, VEC
-            )  # fmt: skip
+        if is_normed:
+            x_sum, z_sum, input_sum, normed_sum = _dense_sums(
+                x, z, row, usable, start, end, x_size, z_size, bias, given, scale, variance, eps, repeat,
+                True, WHERE, P, ROWS, BLOCK, VEC)  # fmt: skip
         else:
-            x_sum, z_sum = _sums(
-                x, z, row, usable, start, end, x_size, x_size, 0, 0, 0, 0, 0, z_size, z_size, 0, 0, 0, 0, 0,
-                given, vector, vector, 0.0, 1, repeat, 1, ALONG, 1, ALONG, BIASED, WHERE, P, ROWS, BLOCK, VEC
-            )  # fmt: skip
+            x_sum, z_sum, input_sum, normed_sum = _dense_sums(
+                x, z, row, usable, start, end, x_size, z_size, bias, given, bias, bias, eps, repeat,
+                False, WHERE, P, ROWS, BLOCK, VEC)  # fmt: skip
         goes_on = True
         if WIDE > 0 and count > 1:
-            x_sums = workspace + first + begin
-            z_sums = x_sums + tl.num_programs(0)
-            counters = z_sums + tl.num_programs(0)
-            x_sum, z_sum, goes_on = _whole(
-                x_sum, z_sum, x_sums, z_sums, counters, program // count, program % count, count, P, WIDE)  # fmt: skip
+            instance, far = program // count, tl.num_programs(0)
+            sums = workspace + first + begin
+            _keep(sums, instance, program % count, count, x_sum)
+            _keep(sums + far, instance, program % count, count, z_sum)
+            _keep(sums + 2 * far, instance, program % count, count, input_sum)
+            _keep(sums + 3 * far, instance, program % count, count, normed_sum)
+            goes_on = tl.atomic_add(sums + 4 * far + instance, 1.0, sem="acq_rel") == count - 1
+            if goes_on:
+                x_sum = _add_parts(sums, instance, count, P, WIDE)
+                z_sum = _add_parts(sums + far, instance, count, P, WIDE)
+                input_sum = _add_parts(sums + 2 * far, instance, count, P, WIDE)
+                normed_sum = _add_parts(sums + 3 * far, instance, count, P, WIDE)
         if goes_on:
-            _raise_maximum(x_sum, z_sum, usable, maxima + index, dropped + index, known, P)
+            if is_measured:
+                known = _raise_maximum(x_sum, z_sum, usable, maxima + slot, dropped + slot, known, P)
+            if is_normed:
+                norm_known = _raise_maximum(
+                    input_sum, normed_sum, usable, maxima + norm, dropped + norm, norm_known, P)  # fmt: skip
