@@ -318,7 +318,8 @@ class Constraint:
         if is_checked or (attached.checks.pending is not None and not is_captured):
             attached.checks.look(self, optimizer, plan, sizes, is_new=is_checked)
         if plan.fused is not None:  # it uses the sizes up
-            plan.fused(sizes, self._bounds, self._gains, self._scales, self._counts)
+            every = self.every if is_captured and self.every > 1 else 0
+            plan.fused(sizes, self._bounds, self._gains, self._scales, self._counts, self._buffer.resting, every)
         else:
             bounds = self._bounds[plan.at]
             scales = project_(plan.weights, sizes[plan.at], bounds) if self.divides else self._shrink(plan, bounds)
@@ -328,7 +329,7 @@ class Constraint:
             self._scales.index_fill_(0, plan.own, 1.0).index_copy_(0, plan.at, scales)
             self._counts[0] += is_measured
             self._counts[1:].index_add_(1, plan.at, torch.stack([scales < 1, scales < HARD]).int())
-        if self.every > 1:
+        if self.every > 1 and not (is_captured and plan.fused is not None):  # which counts, too
             self._rest(attached, plan)
 
     def _plan(self, optimizer: Optimizer | None) -> StepPlan:

@@ -12,6 +12,9 @@ from kernel_runs import needs_interpreter
 from maxgain.constraint import NOT_FINITE
 from maxgain.kernels import FusedProjection, measuring, projecting
 
+NEVER = torch.zeros(5, dtype=torch.int32), 0
+"""No layer rests, and nothing is counted."""
+
 
 @needs_interpreter
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -52,7 +55,7 @@ def test_weights_are_divided_by_the_excess_over_their_bounds(dtype, on_the_host)
     sizes, bounds = torch.tensor([3.0, 9.0, 5.0, 0.5, -1.0]), torch.tensor([2.0, 1.0, 1.0, 1.0, 1.0])
     kept, scales, counts = torch.full((5,), 7.0), torch.zeros(5), torch.zeros(3, 5, dtype=torch.int32)
     project = FusedProjection(weights, [0, 2, 3, 4], 5)
-    project(sizes, bounds, kept, scales, counts)
+    project(sizes, bounds, kept, scales, counts, *NEVER)
 
     factors = [1.5, 5.0, 1.0, 1.0]
     for weight, old, factor in zip(weights, before, factors, strict=True):
@@ -63,7 +66,7 @@ def test_weights_are_divided_by_the_excess_over_their_bounds(dtype, on_the_host)
     assert scales.tolist() == pytest.approx([2 / 3, 1.0, 0.2, 1.0, 1.0])
     assert sizes.tolist() == [-1.0] * 5, "what was measured is used up"
     assert counts.tolist() == [[1, 1, 1, 1, 0], [1, 0, 1, 0, 0], [1, 0, 1, 0, 0]]
-    project(sizes, bounds, kept, scales, counts)
+    project(sizes, bounds, kept, scales, counts, *NEVER)
     assert kept.tolist() == [3.0, 9.0, 5.0, 0.5, 7.0]
     assert scales.tolist() == [1.0] * 5, "the second step finds nothing to divide by"
 
@@ -73,7 +76,7 @@ def test_weights_are_divided_by_the_excess_over_their_bounds(dtype, on_the_host)
 def test_what_was_not_finite_is_nan_for_the_user_and_divides_nothing(on_the_host) -> None:
     weight, sizes, kept, scales = torch.ones(48), torch.tensor([NOT_FINITE, 2.0]), torch.zeros(2), torch.zeros(2)
     counts = torch.zeros(3, 2, dtype=torch.int32)
-    FusedProjection([weight], [0], 2)(sizes, torch.ones(2), kept, scales, counts)
+    FusedProjection([weight], [0], 2)(sizes, torch.ones(2), kept, scales, counts, *NEVER)
     assert weight.tolist() == [1.0] * 48
     assert kept.isnan().tolist() == [True, False]
     assert scales.tolist() == [1.0, 1.0]
@@ -87,7 +90,7 @@ def test_a_rank_that_holds_nothing_of_a_weight_keeps_its_size_all_the_same(empty
     weight, sizes = torch.ones(32), torch.tensor([3.0, 4.0])
     kept, scales, counts = torch.full((2,), torch.nan), torch.ones(2), torch.zeros(3, 2, dtype=torch.int32)
     for weights in ([weight, empty], [empty, empty]):
-        FusedProjection(weights, [0, 1], 2)(sizes, torch.ones(2), kept, scales, counts)
+        FusedProjection(weights, [0, 1], 2)(sizes, torch.ones(2), kept, scales, counts, *NEVER)
         assert (sizes.tolist(), kept.tolist(), scales.tolist()) == (
             [-1.0, -1.0],
             [3.0, 4.0],
@@ -103,9 +106,26 @@ def test_a_step_without_a_bound_keeps_what_was_measured(on_the_host) -> None:
     sizes, kept, scales = torch.tensor([3.0, -1.0]), torch.full((2,), torch.nan), torch.zeros(2)
     counts = torch.zeros(3, 2, dtype=torch.int32)
     bounds = torch.full((2,), torch.inf)
-    FusedProjection([], [], 2, sizes.device)(sizes, bounds, kept, scales, counts)
+    FusedProjection([], [], 2, sizes.device)(sizes, bounds, kept, scales, counts, *NEVER)
     assert kept[0] == 3
     assert kept[1].isnan()
     assert scales.tolist() == [1.0, 1.0]
     assert counts.tolist() == [[1, 0], [0, 0], [0, 0]]
     assert sizes.tolist() == [-1.0, -1.0]
+
+
+@needs_interpreter
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_captured_steps_count_for_how_many_more_layers_rest(on_the_host, monkeypatch) -> None:
+    monkeypatch.setattr(projecting, "MOST_PROGRAMS", 2)  # each divides several chunks
+    weight, sizes = torch.ones(5 * projecting.CHUNK), torch.tensor([2.0, -1.0])
+    kept, scales, counts = torch.zeros(2), torch.zeros(2), torch.zeros(3, 2, dtype=torch.int32)
+    resting, project = torch.zeros(2, dtype=torch.int32), FusedProjection([weight], [0], 2)
+    found = []
+    for _ in range(4):
+        project(sizes, torch.ones(2), kept, scales, counts, resting, 3)
+        found.append((resting.tolist(), scales[0].item()))
+    assert found == [([2, 2], 0.5), ([1, 1], 0.5), ([0, 0], 0.5), ([2, 2], 1.0)], "the last step that measured"
+    assert (weight == 0.5).all()
+    project(sizes, torch.ones(2), kept, scales, counts, resting, 0)
+    assert resting.tolist() == [2, 2], "a step that is not captured is counted by the host"

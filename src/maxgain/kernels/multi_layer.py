@@ -248,6 +248,7 @@ class _Launch:
             PART,
             MOST_PARTS if self.workspace else 0,
             steps,
+            any(entry.norm for entry in entries),
         )
         warps = instances * block // ENTRIES_PER_WARP
         self.grid = programs, 1, 1

@@ -13,6 +13,8 @@ from .measuring import DTYPES, HAS_TRITON, Kernel, compile_error, power_of_two
 CHUNK = 16384
 """How many entries of a weight one program divides."""
 BLOCK = 2048
+MOST_PROGRAMS = 528
+"""Four for each multiprocessor of an H200: each counts once, which is all that a step without division takes."""
 
 
 class FusedProjection:
@@ -35,21 +37,26 @@ class FusedProjection:
         } or {torch.float32: torch.zeros(1, 3, dtype=torch.int64, device=device)}  # the launch still keeps the sizes
         self._launches: list[tuple[Tensor, Kernel]] = []
 
-    def __call__(self, sizes: Tensor, bounds: Tensor, kept_sizes: Tensor, scales: Tensor, counts: Tensor) -> None:
+    def __call__(
+        self, sizes: Tensor, bounds: Tensor, kept_sizes: Tensor, scales: Tensor, counts: Tensor,
+        resting: Tensor, every: int,
+    ) -> None:  # fmt: skip
         """Divide every weight by ``max(1, size / bound)``, and keep sizes, scales and counts for the user.
 
-        The sizes are used up: -1 afterwards, which says that nothing was measured.
+        The sizes are used up: -1 afterwards, which says that nothing was measured. With ``every`` above 0 it is counted
+        down for how many more steps layers rest; in every so many steps it is 0.
         """
         device = sizes.get_device()
         if device != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
-                return self(sizes, bounds, kept_sizes, scales, counts)
+                return self(sizes, bounds, kept_sizes, scales, counts, resting, every)
         if not self._launches:
             self._launches = self._make_launches()
-        tensors = sizes, bounds, self.divided, kept_sizes, scales, counts, self.counter
+        tensors = sizes, bounds, self.divided, kept_sizes, scales, counts, resting, self.counter
         pointers = [one.data_ptr() for one in tensors]
         for chunks, launch in self._launches:
-            launch(device, (len(chunks), 1, 1), (chunks, *tensors), (chunks.data_ptr(), *pointers), self.count)
+            grid, numbers = (min(len(chunks), MOST_PROGRAMS), 1, 1), (len(chunks), self.count, every)
+            launch(device, grid, (chunks, *tensors), (chunks.data_ptr(), *pointers), *numbers)
         return None
 
     def _make_launches(self) -> list[tuple[Tensor, Kernel]]:

@@ -310,27 +310,32 @@ def gains_of_layers_kernel(
     xs, zs, biases, scales, variances, workspace, maxima, dropped, resting, eps, first, slots, norms, begins, rows,
     x_sizes, z_sizes, channels,
     P: tl.constexpr, WHERE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VEC: tl.constexpr,
-    PART: tl.constexpr, WIDE: tl.constexpr, STEPS: tl.constexpr,
+    PART: tl.constexpr, WIDE: tl.constexpr, STEPS: tl.constexpr, NORMS: tl.constexpr,
 ):  # fmt: skip
     """As ``gains_kernel``, of layers whose instances and entries follow one another without gaps.
 
     ``slots`` has 2 (slot + 1) of a layer, and one more if it has a bias; 0 of a batch norm that is alone, whose x is
-    empty. ``norms`` has slot + 1 of the batch norm that reads z, or 0. From ``first`` on the workspace holds four sums
+    empty. ``norms`` has slot + 1 of the batch norm that reads z, or 0 as all without ``NORMS``. From ``first`` on the workspace holds four sums
     for each program, and its counters, which begin at zero.
     """
     program = tl.program_id(0)
     entry = _entry(program, begins)
     begin = _number_of(entry, begins)
     program -= begin
-    slot, norm = _number_of(entry, slots), _number_of(entry, norms)
-    has_bias, is_measured, is_normed = slot % 2, slot > 0, norm > 0
-    slot, norm = tl.maximum(slot // 2 - 1, 0), tl.maximum(norm - 1, 0)
+    slot = _number_of(entry, slots)
+    has_bias, is_measured, is_normed = slot % 2, slot > 0, False
+    slot = tl.maximum(slot // 2 - 1, 0)
     is_measured = is_measured & (tl.load(resting + slot) == 0)
-    is_normed = is_normed & (tl.load(resting + norm) == 0)
+    if NORMS:
+        norm = _number_of(entry, norms)
+        is_normed = norm > 0
+        norm = tl.maximum(norm - 1, 0)
+        is_normed = is_normed & (tl.load(resting + norm) == 0)
     if not (is_measured | is_normed):
         return
     known = tl.load(maxima + slot, cache_modifier=".cg")
-    norm_known = tl.load(maxima + norm, cache_modifier=".cg")
+    if NORMS:
+        norm_known = tl.load(maxima + norm, cache_modifier=".cg")
     all_rows, repeat = _number_of(entry, rows), _of(entry, channels)
     x, x_size, z, z_size = _of(entry, xs), _of(entry, x_sizes), _of(entry, zs), _of(entry, z_sizes)
     bias, scale, variance = _of(entry, biases), _of(entry, scales), _of(entry, variances)
@@ -344,7 +349,7 @@ def gains_of_layers_kernel(
     for step in range(STEPS):
         row = ((program // count).to(tl.int64) * STEPS + step) * ROWS + tl.arange(0, ROWS)
         usable = row < all_rows
-        if is_normed:
+        if is_normed:  # never without NORMS
             x_sum, z_sum, input_sum, normed_sum = _dense_sums(
                 x, z, row, usable, start, end, x_size, z_size, bias, given, scale, variance, eps, repeat,
                 True, WHERE, P, ROWS, BLOCK, VEC)  # fmt: skip
@@ -358,17 +363,20 @@ def gains_of_layers_kernel(
             sums = workspace + first + begin
             _keep(sums, instance, program % count, count, x_sum)
             _keep(sums + far, instance, program % count, count, z_sum)
-            _keep(sums + 2 * far, instance, program % count, count, input_sum)
-            _keep(sums + 3 * far, instance, program % count, count, normed_sum)
+            if NORMS:
+                _keep(sums + 2 * far, instance, program % count, count, input_sum)
+                _keep(sums + 3 * far, instance, program % count, count, normed_sum)
             goes_on = tl.atomic_add(sums + 4 * far + instance, 1.0, sem="acq_rel") == count - 1
             if goes_on:
                 x_sum = _add_parts(sums, instance, count, P, WIDE)
                 z_sum = _add_parts(sums + far, instance, count, P, WIDE)
-                input_sum = _add_parts(sums + 2 * far, instance, count, P, WIDE)
-                normed_sum = _add_parts(sums + 3 * far, instance, count, P, WIDE)
+                if NORMS:
+                    input_sum = _add_parts(sums + 2 * far, instance, count, P, WIDE)
+                    normed_sum = _add_parts(sums + 3 * far, instance, count, P, WIDE)
         if goes_on:
             if is_measured:
                 known = _raise_maximum(x_sum, z_sum, usable, maxima + slot, dropped + slot, known, P)
-            if is_normed:
-                norm_known = _raise_maximum(
-                    input_sum, normed_sum, usable, maxima + norm, dropped + norm, norm_known, P)  # fmt: skip
+            if NORMS:
+                if is_normed:
+                    norm_known = _raise_maximum(
+                        input_sum, normed_sum, usable, maxima + norm, dropped + norm, norm_known, P)  # fmt: skip
