@@ -3,10 +3,10 @@
     python -m benchmarks                                    # make bench: all of this machine, into benchmarks/here
     python -m benchmarks --networks ResNet-50 Swin-T --modes captured
 
-Each network has a process of its own. They compile at the same time, and are timed one after another: captured steps as
-soon as a network is ready, then compiled ones, then eager ones, until the minutes are over. Variants of a network take
-turns, so that a machine that slows down slows all of them. Shown are medians over the turns, with the least and the
-largest.
+Each network has a process of its own. All compile at the same time; when the last one has, or the time for it is over,
+they are timed one after another, alone on the machine: captured steps, compiled ones, eager ones. Variants of a network
+take turns, so that a machine that slows down slows all of them. Shown are medians over the turns, with the least and
+the largest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,22 @@ Step = Callable[[], Any]
 MODES = ("captured", "compiled", "eager")
 """Compiled, and the whole step one CUDA graph; the model compiled; as it is."""
 
+STEPS = {"captured": 16, "compiled": 8, "eager": 8}
+"""In a turn, or as many as the longest ``every``."""
+OURS = ("gains_kernel", "gains_of_layers_kernel", "project_kernel")
+
 # Variants
+
+WITHOUT = "without"
+SETTINGS: dict[str, tuple[float, int]] = {
+    "MaxGain": (2.0, 1),
+    "watching": (float("inf"), 1),
+    "every=8": (2.0, 8),
+    "watching, every=64": (float("inf"), 64),
+}
+"""Bound and ``every`` of one constraint, which are changed in turn: code is compiled once for all of them."""
+RARE = "watching, every=64"
+"""Timed for the networks that are named with --rare alone, as its turns are long."""
 
 
 class NaiveMaxGain:
@@ -86,17 +101,12 @@ def _spectral_norm(model: nn.Module) -> None:
         nn.utils.parametrizations.spectral_norm(module)
 
 
-WITHOUT = "without"
-SETTINGS: dict[str, tuple[float, int]] = {"MaxGain": (2.0, 1), "watching": (float("inf"), 1), "every=8": (2.0, 8)}
-"""Bound and ``every`` of one constraint, which are changed in turn: code is compiled once for all of them."""
 RIVALS: dict[str, Callable[[nn.Module, Optimizer], object]] = {
     "Lipschitz, p = 2": lambda model, optimizer: Lipschitz(model, 2.0).attach(optimizer),
     "naive hook": NaiveMaxGain,
     "torch spectral_norm": lambda model, optimizer: None,
 }
 """Timed in eager steps, if they are asked for."""
-STEPS = 16
-"""In a turn: twice the longest ``every``."""
 
 # One network, in a process of its own
 
@@ -116,12 +126,7 @@ class Bench:
     """Times the variants of one network."""
 
     def __init__(
-        self,
-        network: Network,
-        device: torch.device,
-        modes: Sequence[str],
-        rivals: Sequence[str],
-        lock: str = os.devnull,
+        self, network: Network, device: torch.device, modes: Sequence[str], rivals: Sequence[str], lock: str
     ) -> None:
         self.network, self.device, self.lock = network, device, lock
         self.on_gpu = device.type == "cuda"
@@ -184,13 +189,10 @@ class Bench:
         side = self.sides["MaxGain" if variant in SETTINGS else variant]
         if (constraint := side.constraint) is not None:
             constraint.gamma, constraint.every = SETTINGS[variant]
-            buffer = constraint._buffer
-            assert buffer is not None
-            buffer.resting.zero_()
-            with contextlib.suppress(AttributeError):  # of an older version
-                buffer.idle = set()
+            constraint._buffer.resting.zero_()
+            constraint._buffer.idle = set()
             for attached in constraint._attached.values():
-                attached.steps += -attached.steps % 8  # the next one measures
+                attached.steps += -attached.steps % 64  # the next one measures
                 self.kept.append(attached.plan)
         return side
 
@@ -211,7 +213,7 @@ class Bench:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(8):
+            for _ in range(3):
                 step()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
@@ -219,52 +221,61 @@ class Bench:
             step()
         return graph.replay
 
-    def rows(self, mode: str, seconds: float) -> list[dict[str, Any]]:
-        """The variants of one mode, taking turns for some seconds."""
-        with alone(self.lock):
-            return self._rows_of(mode, seconds)
-
-    def _rows_of(self, mode: str, seconds: float) -> list[dict[str, Any]]:
-        variants = [WITHOUT, *SETTINGS, *[name for name in RIVALS if name in self.sides and mode == "eager"]]
+    def rows(self, mode: str, seconds: float, *rare: str) -> list[dict[str, Any]]:
+        """The variants of one mode, taking turns for some seconds, but three times at least."""
+        rivals = [name for name in RIVALS if name in self.sides and mode == "eager"]
+        variants = [WITHOUT, *[name for name in SETTINGS if name != RARE or rare], *rivals]
         for variant in variants:
-            for _ in range(2):
-                self.start(variant, mode)
+            self.start(variant, mode)
         turns: list[dict[str, float]] = []
         until = time.perf_counter() + seconds
         while len(turns) < 3 or (time.perf_counter() < until and len(turns) < 25):
-            turns.append({variant: self._milliseconds(variant, mode) for variant in variants})
-        return [asdict(row) for row in self._rows(mode, variants, turns)]
+            turns.append({variant: self.milliseconds(variant, mode) for variant in variants})
+        return [self._row(mode, variant, turns) for variant in variants]
 
-    def _rows(self, mode: str, variants: list[str], turns: list[dict[str, float]]) -> Iterator[Row]:
-        for variant in variants:
-            ratios = sorted(turn[variant] / turn[WITHOUT] for turn in turns)
-            side = self.sides["MaxGain" if variant in SETTINGS else variant]
-            memory = side.memory / self.sides[WITHOUT].memory if self.on_gpu else None
-            yield Row(
-                "", mode, variant, round(statistics.median(turn[variant] for turn in turns), 4),
-                *(round(ratio, 4) for ratio in (statistics.median(ratios), ratios[0], ratios[-1])),
-                None if memory is None else round(memory, 4), len(turns),
-            )  # fmt: skip
+    def _row(self, mode: str, variant: str, turns: list[dict[str, float]]) -> dict[str, Any]:
+        """One variant in one mode. Ratios are to the step without; their ends are over the turns."""
+        ratios = sorted(turn[variant] / turn[WITHOUT] for turn in turns)
+        side = self.sides["MaxGain" if variant in SETTINGS else variant]
+        return {
+            "network": "",
+            "mode": mode,
+            "variant": variant,
+            "milliseconds": round(statistics.median(turn[variant] for turn in turns), 4),
+            "ratio": round(statistics.median(ratios), 4),
+            "lowest": round(ratios[0], 4),
+            "highest": round(ratios[-1], 4),
+            "memory": round(side.memory / self.sides[WITHOUT].memory, 4) if self.on_gpu else None,
+            "turns": len(turns),
+        }
 
-    def _milliseconds(self, variant: str, mode: str) -> float:
-        step = self.start(variant, mode)
-        self._wait()
+    def milliseconds(self, variant: str, mode: str) -> float:
+        """What a step takes, in a turn: with ``every`` one step in so many measures, wherever it begins."""
+        step, count = self.start(variant, mode), STEPS[mode]
+        count = max(count, SETTINGS.get(variant, (0, 1))[1])
+        self.wait()
         began = time.perf_counter()
-        for _ in range(STEPS):
+        for _ in range(count):
             step()
-        self._wait()
-        return 1000 * (time.perf_counter() - began) / STEPS
+        self.wait()
+        return 1000 * (time.perf_counter() - began) / count
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Wait for the GPU."""
         if self.on_gpu:
             torch.cuda.synchronize()
 
-    def fallbacks(self) -> dict[str, str]:
-        """The layers that no kernel measured, and why."""
+    def about(self) -> dict[str, Any]:
+        """The layers that no kernel measured and why, and whether one launch divides the weights."""
         constraint = self.sides["MaxGain"].constraint
         assert constraint is not None
         slots = zip(constraint.gains, constraint._slots, strict=True)
-        return {name: why for name, slot in slots if (why := constraint._fallback(slot))}
+        plans = [attached.plan for attached in constraint._attached.values()]
+        return {
+            "layers": len(constraint.gains),
+            "fallbacks": {name: why for name, slot in slots if (why := constraint._fallback(slot))},
+            "fused": all(plan is not None and plan.fused is not None for plan in plans),
+        }
 
     def profile(self, mode: str) -> dict[str, Any]:
         """The GPU's kernels with and without: microseconds and launches per step."""
@@ -272,41 +283,25 @@ class Bench:
         found = {}
         for variant in (WITHOUT, "MaxGain", "every=8"):
             step = self.start(variant, mode)
-            self._wait()
+            self.wait()
             with torch.profiler.profile(activities=[activity.CUDA if self.on_gpu else activity.CPU]) as profile:
                 for _ in range(8):
                     step()
-                self._wait()
+                self.wait()
             times: dict[str, list[float]] = {}
             for event in profile.events():
                 if not self.on_gpu or event.device_type == torch.autograd.DeviceType.CUDA:
-                    row = times.setdefault(event.name[:110], [0.0, 0])
+                    row = times.setdefault(event.name[:80], [0.0, 0])
                     row[0] += (event.device_time if self.on_gpu else event.cpu_time) / 8
                     row[1] += 1 / 8
+            by_time = sorted(times.items(), key=lambda one: -one[1][0])
+            shown = [*by_time[:20], *[one for one in by_time[20:] if one[0] in OURS]]
             found[variant] = {
                 "us": round(sum(us for us, _ in times.values()), 1),
-                "kernels": {
-                    name: [round(us, 2), round(launches, 2)]
-                    for name, (us, launches) in sorted(times.items(), key=lambda one: -one[1][0])[:150]
-                },
+                "launches": round(sum(launches for _, launches in times.values()), 1),
+                "kernels": {name: [round(us, 2), round(launches, 2)] for name, (us, launches) in shown},
             }
         return found
-
-
-@dataclass(frozen=True)
-class Row:
-    """One variant on one network in one mode. Ratios are to the step without; their ends are over the turns."""
-
-    network: str
-    mode: str
-    variant: str
-    milliseconds: float
-    ratio: float
-    lowest: float
-    highest: float
-    memory: float | None
-    """Ratio of peaks of a GPU's memory, in a step and kept between steps; None on a CPU."""
-    turns: int
 
 
 MARK = "@bench "
@@ -320,8 +315,7 @@ def serve(network: Network, device: torch.device, modes: Sequence[str], rivals: 
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
         began = time.perf_counter()
         bench = Bench(network, device, modes, rivals, lock)
-        answer: Any = round(time.perf_counter() - began, 1)
-        print(MARK + json.dumps(answer), flush=True)
+        print(MARK + json.dumps(round(time.perf_counter() - began, 1)), flush=True)
         for line in sys.stdin:
             do, *arguments = json.loads(line)
             try:
@@ -364,8 +358,8 @@ def tune_alone(lock: str) -> None:
 class Child:
     """A process that times one network."""
 
-    def __init__(self, name: str, label: str, arguments: Sequence[str], environment: dict[str, str]) -> None:
-        self.name, self.label = name, label
+    def __init__(self, name: str, arguments: Sequence[str], environment: dict[str, str]) -> None:
+        self.name = name
         self.answers: queue.Queue[Any] = queue.Queue()
         self.tail: list[str] = []
         command = [sys.executable, "-m", "benchmarks", "--serve", name, *arguments]
@@ -373,12 +367,14 @@ class Child:
         self.process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=os.environ | environment
         )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.input, self.output = self.process.stdin, self.process.stdout
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self.output:
             if line.startswith(MARK):
                 self.answers.put(json.loads(line[len(MARK) :]))
             else:
@@ -394,29 +390,21 @@ class Child:
 
     def ask(self, until: float, *what: Any) -> Any:
         """Send a line and wait for the answer."""
-        assert self.process.stdin is not None
         try:
-            self.process.stdin.write(json.dumps(what) + "\n")
-            self.process.stdin.flush()
+            self.input.write(json.dumps(what) + "\n")
+            self.input.flush()
         except OSError as error:
             return {"error": str(error)}
         return self.answer(until)
 
     def stop(self) -> None:
         """End the process."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.kill()
         self.process.wait()
         self.reader.join()
-        self.process.stdout.close()
+        self.output.close()
         with contextlib.suppress(OSError):  # what was not sent
-            self.process.stdin.close()
-
-
-def is_error(answer: Any) -> bool:
-    """Whether a child could not do it."""
-    return isinstance(answer, dict) and "error" in answer
+            self.input.close()
 
 
 # All of them
@@ -430,12 +418,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--modes", nargs="+", choices=MODES, help="default: all on a GPU, eager on a CPU")
     parser.add_argument("--networks", nargs="+", help="default: all of the device's")
     parser.add_argument("--rivals", nargs="*", choices=[*RIVALS], default=[], help="eager steps of others, too")
-    parser.add_argument("--minutes", type=float, default=30.0, help="stop after these, the most valuable first")
-    parser.add_argument("--seconds", type=float, default=5.0, help="for the turns of one network in one mode")
-    parser.add_argument("--uncaptured", nargs="*", help="time compiled and eager steps of these only, in this order")
+    parser.add_argument("--rare", nargs="*", default=[], help="networks that are also watched in every 64th step")
     parser.add_argument("--profile", nargs="*", default=[], help="networks whose kernels are listed in profile.json")
-    parser.add_argument("--beside", nargs="*", default=[], metavar="LABEL:NAME=VALUE",
-                        help="time the VGGs again, captured, with something else in the environment")  # fmt: skip
+    parser.add_argument("--seconds", type=float, default=5.0, help="for the turns of one network in one mode")
+    parser.add_argument("--prepare", type=float, default=900.0, help="seconds in which networks may compile")
+    parser.add_argument("--limit", type=float, default=1800.0, help="seconds for all, the most valuable first")
     parser.add_argument("--tiny", action="store_true", help="rehearse with tiny networks")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/here"))
     parser.add_argument("--serve", nargs=2, metavar=("NETWORK", "LOCK"), help=argparse.SUPPRESS)
@@ -448,93 +435,73 @@ def main(arguments: Sequence[str] | None = None) -> None:
         serve(known[options.serve[0]], device, modes, options.rivals, options.serve[1])
         return
     names = options.networks or [*(TINY if options.tiny else ON_GPU if on_gpu else ON_CPU)]
-    if strange := {*names, *options.profile} - set(known):
+    if strange := {*names, *options.profile, *options.rare} - set(known):
         parser.error(f"there is no network {min(strange)!r}; there are {', '.join(known)}")
     if not (on_gpu or options.tiny) and "captured" in modes:
         parser.error("captured steps need a GPU")
     options.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    until = began + 60 * options.minutes
     with tempfile.TemporaryDirectory() as folder:
         common = [f"{folder}/lock", "--device", options.device, *(["--tiny"] if options.tiny else [])]
-        common += ["--rivals", *options.rivals]
-        threads = max(1, (os.cpu_count() or 1) // max(1, len(names)))
+        common += ["--rivals", *options.rivals, "--modes", *modes]
+        # More than there are cores: most networks have compiled long before the last one.
+        threads = max(1, 3 * (os.cpu_count() or 1) // max(1, len(names)))
         environment = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads)} if on_gpu else {}
-        children = [Child(name, name, [*common, "--modes", *modes], environment) for name in names]
-        for beside in options.beside:
-            label, _, setting = beside.partition(":")
-            extra = dict([setting.split("=", 1)])
-            children += [
-                Child(name, f"{name} ({label})", [*common, "--modes", "captured"], environment | extra)
-                for name in names
-                if name.startswith("VGG")
-            ]
+        children = [Child(name, common, environment) for name in names]
         try:
-            run(children, modes, options, until, device)
+            run(children, modes, options, began, device)
         finally:
             for child in children:
                 child.stop()
     print(f"{time.monotonic() - began:.0f} s")
 
 
-def run(children: list[Child], modes: Sequence[str], options: argparse.Namespace, until: float, device: Any) -> None:
+def run(
+    children: list[Child], modes: Sequence[str], options: argparse.Namespace, began: float, device: torch.device
+) -> None:
     """Have all children prepare, then time them one by one, and write what is known after each."""
-    about: dict[str, Any] = {"prepared_s": {}, "errors": {}, "fallbacks": {}}
     rows: list[dict[str, Any]] = []
     profiles: dict[str, Any] = {}
-    ready: list[Child] = []
+    record: dict[str, Any] = describe(device) | {"prepared_s": {}, "errors": {}, "networks": {}, "rows": rows}
+    ready, until = [], began + options.limit
 
-    def write() -> None:
-        record = describe(device) | about | {"rows": rows}
-        (options.out / "bench.json").write_text(json.dumps(record, indent=1) + "\n")
-        (options.out / "profile.json").write_text(json.dumps(profiles) + "\n")
+    def note(what: str, answer: Any) -> bool:
+        """Keep an error, and return whether there is none."""
+        is_error = isinstance(answer, dict) and "error" in answer
+        if is_error:
+            record["errors"][what] = answer["error"]
+            print(f"{what}: {answer['error']}", flush=True)
+        return not is_error
 
-    def time_one(mode: str, child: Child) -> None:
-        what = ("profile", modes[0]) if mode == "profile" else ("rows", mode, options.seconds)
-        answer = child.ask(until + 20, *what)
-        if is_error(answer):
-            about["errors"][f"{child.label}, {mode}"] = answer["error"]
-            print(f"{child.label}, {mode}: {answer['error']}", flush=True)
-        elif mode == "profile":
-            profiles[child.label] = answer
+    for child in children:
+        answer = child.answer(min(until, began + options.prepare))
+        if note(f"{child.name}, prepared", answer):
+            record["prepared_s"][child.name] = answer
+            ready.append(child)
         else:
-            rows.extend(row | {"network": child.label} for row in answer)
-            show(rows[-len(answer) :])
-            if child.label not in about["fallbacks"]:
-                about["fallbacks"][child.label] = child.ask(until + 20, "fallbacks")
-        write()
-
-    waiting = [*children]
-    while waiting and time.monotonic() < until - 15:
-        child = next((child for child in waiting if not child.answers.empty()), None)
-        if child is None:
-            time.sleep(0.1)
-            continue
-        waiting.remove(child)
-        answer = child.answer(until)
-        if is_error(answer):
-            about["errors"][child.label] = answer["error"]
-            print(f"{child.label}: not prepared\n{answer['error']}", flush=True)
-            continue
-        about["prepared_s"][child.label] = answer
-        ready.append(child)
-        if modes[0] == "captured":
-            time_one("captured", child)
-    for child in waiting:
-        about["errors"][child.label] = "not prepared in time"
-        print(f"{child.label}: not prepared in time", flush=True)
-    later = [child for child in ready if child.label == child.name]
-    if options.uncaptured is not None:
-        later = [child for name in options.uncaptured for child in later if child.name == name]
-    asked = [(mode, child) for mode in modes if mode != "captured" for child in later]
-    asked += [("profile", child) for child in ready if child.label in options.profile]
+            child.stop()  # nothing else runs while the others are timed
+    print(f"prepared after {time.monotonic() - began:.0f} s: {record['prepared_s']}", flush=True)
+    asked = [(mode, child) for mode in modes for child in ready]
+    asked += [("profile", child) for child in ready if child.name in options.profile]
     for mode, child in asked:
-        if time.monotonic() < until:
-            time_one(mode, child)
-    write()
-    for name, layers in about["fallbacks"].items():
-        if layers:
-            print(f"{name}: {len(layers)} layers are not measured by the kernel, such as {next(iter(layers.items()))}")
+        if time.monotonic() > until:
+            break
+        if mode == "profile":
+            answer = child.ask(until + 10, "profile", modes[0])
+            profiles |= {child.name: answer} if note(f"{child.name}, profile", answer) else {}
+        else:
+            rare = ["rare"] if child.name in options.rare else []
+            answer = child.ask(until + 10, "rows", mode, options.seconds, *rare)
+            if note(f"{child.name}, {mode}", answer):
+                rows.extend(row | {"network": child.name} for row in answer)
+                show(rows[-len(answer) :])
+                record["networks"][child.name] = child.ask(until + 10, "about")
+        (options.out / "bench.json").write_text(json.dumps(record, indent=1) + "\n")
+    if profiles:
+        (options.out / "profile.json").write_text(json.dumps(profiles) + "\n")
+    for name, about in record["networks"].items():
+        if fallbacks := about.get("fallbacks"):
+            print(f"{name}: {len(fallbacks)} layers are not measured by the kernel: {next(iter(fallbacks.items()))}")
     summary(rows)
     draw(rows, options.out)
 
@@ -544,19 +511,17 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         ends = f"{row['ratio']:.3f} ({row['lowest']:.3f} to {row['highest']:.3f})"
         memory = "" if row["memory"] is None else f"  memory {row['memory']:.3f}"
-        print(f"{row['network']:36} {row['mode']:9} {row['variant']:20} {row['milliseconds']:9.2f} ms  {ends}{memory}",
+        print(f"{row['network']:28} {row['mode']:9} {row['variant']:20} {row['milliseconds']:9.2f} ms  {ends}{memory}",
               flush=True)  # fmt: skip
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> None:
-    """Print a table with a line for each network."""
-    columns = [(mode, variant) for mode in MODES for variant in SETTINGS]
+    """Print a table with a line for each network and mode."""
+    print(f"\n{'':38}" + "".join(f"{variant:>20}" for variant in SETTINGS))
     ratios = {(row["network"], row["mode"], row["variant"]): row["ratio"] for row in rows}
-    print(f"\n{'':36}" + "".join(f"{mode:>10}" for mode, _ in columns))
-    print(f"{'':36}" + "".join(f"{variant:>10}" for _, variant in columns))
-    for name in dict.fromkeys(row["network"] for row in rows):
-        found = [ratios.get((name, *column)) for column in columns]
-        print(f"{name:36}" + "".join(f"{'' if ratio is None else format(ratio, '.3f'):>10}" for ratio in found))
+    for name, mode in dict.fromkeys((row["network"], row["mode"]) for row in rows):
+        found = [ratios.get((name, mode, variant)) for variant in SETTINGS]
+        print(f"{name:28}{mode:10}" + "".join(f"{'' if one is None else format(one, '.3f'):>20}" for one in found))
 
 
 def describe(device: torch.device) -> dict[str, Any]:

@@ -14,13 +14,14 @@ NAME = "GPT-2, 124M"
 
 
 def test_every_variant_has_a_row_beside_the_step_without(monkeypatch):
-    monkeypatch.setattr(bench, "STEPS", 1)
+    monkeypatch.setattr(bench, "STEPS", dict.fromkeys(bench.MODES, 1))
     timed = Bench(gpt(1, 16, 11, 2, 4), CPU, ["eager"], list(RIVALS), os.devnull)
-    rows = timed.rows("eager", seconds=0)
+    rows = timed.rows("eager", 0, "rare")
     assert [row["variant"] for row in rows] == ["without", *SETTINGS, *RIVALS]
+    assert {row["variant"] for row in timed.rows("eager", 0)} == {"without", *SETTINGS, *RIVALS} - {bench.RARE}
     assert rows[0]["ratio"] == 1
     assert all(0 < row["lowest"] <= row["ratio"] <= row["highest"] for row in rows)
-    assert not timed.fallbacks()
+    assert timed.about() == {"layers": 5, "fallbacks": {}, "fused": False}
 
 
 def test_what_was_timed_is_written_with_figures(tmp_path, capsys):
@@ -29,7 +30,7 @@ def test_what_was_timed_is_written_with_figures(tmp_path, capsys):
     record = json.loads((tmp_path / "bench.json").read_text())
     assert not record["errors"]
     assert [(row["mode"], row["variant"]) for row in record["rows"]] == [
-        ("eager", variant) for variant in ("without", *SETTINGS)
+        ("eager", variant) for variant in ("without", *SETTINGS) if variant != bench.RARE
     ]
     assert record["torch"] == torch.__version__
     assert json.loads((tmp_path / "profile.json").read_text())[NAME]["MaxGain"]["kernels"]

@@ -339,7 +339,24 @@ def compile_error(device: torch.device) -> str:
         with torch.cuda.device(device):
             one, zeros = torch.ones(1, device=device), torch.zeros(3, dtype=torch.int64, device=device)
             project_kernel[1, 1, 1](
-                zeros, one, one, zeros, one, one, zeros, zeros, zeros, 1, 1, 0, tl.float32, 1, 16, 16, 1, True,
+                zeros,
+                one,
+                one,
+                zeros,
+                one,
+                one,
+                zeros,
+                zeros,
+                zeros,
+                1,
+                1,
+                0,
+                tl.float32,
+                1,
+                16,
+                16,
+                1,
+                True,
                 num_warps=4,
             )
     except torch.OutOfMemoryError:

@@ -54,9 +54,7 @@ def record_compiled(
     vectors = [one for one in (vector, variance) if one is not None]
     at_vector = -1 if vector is None else 0
     layer = [slot, 0, len(activations) - 1 or -1, at_vector, at_vector + 1 if len(vectors) > 1 else -1]
-    torch.ops.maxgain.record(
-        maxima, dropped, resting, activations, vectors, [*layer, channel_dims, dims], [eps], p
-    )
+    torch.ops.maxgain.record(maxima, dropped, resting, activations, vectors, [*layer, channel_dims, dims], [eps], p)
 
 
 def merge(graph: Graph) -> None:
@@ -75,7 +73,8 @@ def _leave_out_bias(graph: Graph, node: Node, kept: set[Memory]) -> None:
 
     With the bias its output would be written to memory for us alone; without, it has to be.
     """
-    *_, z = read = _activations(node)
+    read = _activations(node)
+    z: Any = read[-1]
     if len(read) == 1 or z.target is not torch.ops.aten.convolution.default or memory_of(z) in kept:
         return
     x, weight, bias, *rest = z.args
@@ -93,7 +92,7 @@ def _leave_out_bias(graph: Graph, node: Node, kept: set[Memory]) -> None:
     graph.erase_node(z)
     for reader in readers:
         layer = _layer(reader)._replace(vector=-1)
-        changed = {"activations": [_activations(reader)[0], plain], "vectors": [], "layers": [*layer[:NUMBERS]]}
+        changed: Any = {"activations": [_activations(reader)[0], plain], "vectors": [], "layers": [*layer[:NUMBERS]]}
         reader.kwargs = {**reader.kwargs, **changed}
 
 
@@ -138,7 +137,7 @@ def _measures(node: Node) -> bool:
 
 def _activations(node: Node) -> list[Node]:
     """The tensors that a measurement reads: its layer's input, and its output if there is one."""
-    return [*node.kwargs["activations"]]  # type: ignore[misc, union-attr]
+    return [*node.kwargs["activations"]]  # type: ignore[misc]
 
 
 def _layer(node: Node) -> Layer:
@@ -164,6 +163,7 @@ def _merge(graph: Graph, group: list[Node]) -> None:
     vectors: dict[Any, int] = {}
     layers: list[int] = []
     eps: list[Any] = []
+    given: Any
     for node in group:
         layer, given = _layer(node), (node.kwargs["activations"], node.kwargs["vectors"])
         at = []

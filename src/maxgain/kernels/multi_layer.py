@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 
 from . import measuring
-from .measuring import (
-    ENOUGH_PROGRAMS, ENTRIES_PER_WARP, LONG, MOST_STEPS, PART, PLAIN, Kernel, Plan, key_of, plan_for,
-)  # fmt: skip
+from .measuring import ENOUGH_PROGRAMS, ENTRIES_PER_WARP, LONG, MOST_STEPS, PART, Kernel, Plan, key_of, plan_for
 
 ENTRIES = 16
 """At most in one launch."""
@@ -67,7 +65,7 @@ def record_layers(
     """
     tensors = activations, vectors
     if len(eps) == 1:
-        alone = [Layer(*layers, *eps)]
+        alone = [Layer(*layers)._replace(eps=eps[0])]
     else:
         key = (
             *layers, *eps, p, maxima.device, maxima.dtype,
@@ -76,7 +74,8 @@ def record_layers(
         )  # fmt: skip
         plan = _plans.get(key)
         if plan is None:
-            some = [Layer(*layers[NUMBERS * at : NUMBERS * at + NUMBERS], one) for at, one in enumerate(eps)]
+            each = [Layer(*layers[at : at + NUMBERS]) for at in range(0, len(layers), NUMBERS)]
+            some = [layer._replace(eps=one) for layer, one in zip(each, eps, strict=True)]
             plan = measuring.remember(_plans, key, _plan(some, tensors, p, maxima))
         alone = plan.alone if _launch(plan, (maxima, dropped, resting), tensors) else plan.layers
     for layer in alone:
@@ -123,12 +122,18 @@ class _Entry(NamedTuple):
     norm: Layer | None
     plan: Plan
 
+    @property
+    def layers(self) -> list[Layer]:
+        """Both, or the one that there is."""
+        return [layer for layer in (self.layer, self.norm) if layer is not None]
+
     def places(self, vectors: int) -> tuple[int, ...]:
         """Where x, z, bias, scale and variance are, of which the last begin at ``vectors``; -1 for what is missing."""
-        layer, norm = self.layer, self.norm
-        z = norm.x if layer is None else layer.z
-        x, bias = (z, -1) if layer is None else (layer.x, layer.vector)
-        scale, variance = (-1, -1) if norm is None else (norm.vector, norm.variance)
+        x, z, bias, scale, variance = self.layers[0].x, self.layers[0].x, -1, -1, -1
+        if self.layer is not None:
+            z, bias = self.layer.z, self.layer.vector
+        if self.norm is not None:
+            scale, variance = self.norm.vector, self.norm.variance
         return x, z, *(at if at < 0 else vectors + at for at in (bias, scale, variance))
 
     @property
@@ -155,7 +160,7 @@ def _plan(layers: list[Layer], tensors: Tensors, p: float, maxima: Tensor) -> _P
     entries = _entries(layers, tensors, p, maxima)
     usual_eps = next((entry.norm.eps for entry in entries if entry.norm), 0.0)
     for entry in entries:
-        is_row, longest = (entry.layer or entry.norm).dims == 1, max(entry.plan.x_size, entry.plan.z_size)
+        is_row, longest = entry.layers[0].dims == 1, max(entry.plan.x_size, entry.plan.z_size)
         tile = LONG
         if is_row and longest <= measuring.LONGEST_ROW:
             tile = NARROW_ROWS if longest in NARROW else measuring.ROWS
@@ -167,13 +172,13 @@ def _plan(layers: list[Layer], tensors: Tensors, p: float, maxima: Tensor) -> _P
     for kind, members in alike.items():
         for start in range(0, len(members), ENTRIES):
             some = members[start : start + ENTRIES]
-            measured = [layer for entry in some for layer in (entry.layer, entry.norm) if layer is not None]
+            measured = [layer for entry in some for layer in entry.layers]
             if len(measured) > 1 and not measuring.compile_error(maxima.device):
                 launches.append(_Launch(some, kind, len(tensors[0]), workspace))
                 workspace += launches[-1].workspace
             else:
                 alone += measured
-    shared = {layer for entry in entries for layer in (entry.layer, entry.norm)}
+    shared = {layer for entry in entries for layer in entry.layers}
     return _Plan(layers, launches, [*alone, *[layer for layer in layers if layer not in shared]], workspace)
 
 
@@ -198,9 +203,10 @@ def _fits(plan: Plan, is_row: bool) -> bool:
     if not plan.is_dense or plan.x_size % ALIGNED or plan.z_size % ALIGNED:
         return False
     if is_row:
-        return plan.form == PLAIN or plan.channels == plan.z_size
+        return plan.form == measuring.PLAIN or plan.channels == plan.z_size
     return max(plan.x_size, plan.z_size) <= MOST_PARTS * PART and (
-        plan.form == PLAIN or (plan.inner == 1 and plan.channels % ALIGNED == 0 and LONG[1] % plan.channels == 0)
+        plan.form == measuring.PLAIN
+        or (plan.inner == 1 and plan.channels % ALIGNED == 0 and LONG[1] % plan.channels == 0)
     )
 
 
@@ -221,7 +227,8 @@ class _Launch:
         """``first`` is where its own part of the workspace begins."""
         from .triton_gains import gains_of_layers_kernel
 
-        self.columns = [itemgetter(*_filled(column)) for column in zip(*[e.places(activations) for e in entries])]
+        places = [entry.places(activations) for entry in entries]
+        self.columns = [itemgetter(*_filled(column)) for column in zip(*places, strict=True)]
         plans, sizes = [entry.plan for entry in entries], [entry.sizes for entry in entries]
         instances, block, _ = kind.tile
         parts = [1 if kind.is_row else -(-max(both) // PART) for both in sizes]
@@ -248,7 +255,8 @@ class _Launch:
             PART,
             MOST_PARTS if self.workspace else 0,
             steps,
-            any(entry.norm for entry in entries),
+            any(layer.vector >= 0 for layer, _, _ in entries if layer),
+            any(norm for _, norm, _ in entries),
         )
         warps = instances * block // ENTRIES_PER_WARP
         self.grid = programs, 1, 1

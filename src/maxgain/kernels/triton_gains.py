@@ -273,36 +273,51 @@ def _number_of(entry, values):
 
 @triton.jit
 def _dense_sums(x, z, row, usable, begin, end, x_size, z_size, bias, given, scale, variance, eps, channels,
-                HAS_NORM: tl.constexpr, WHERE: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-                VEC: tl.constexpr):  # fmt: skip
-    """As ``_sums`` of x and of z less its bias; with ``HAS_NORM`` also of z and of z times the scale."""
+                HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, WHERE: tl.constexpr, P: tl.constexpr,
+                ROWS: tl.constexpr, BLOCK: tl.constexpr, VEC: tl.constexpr):  # fmt: skip
+    """As ``_sums`` of x and of z less its bias; with ``HAS_NORM`` also of z, and of z times the scale.
+
+    Where all tiles have the same channels, the scale is applied to the powers of all tiles at once.
+    """
     SUMS: tl.constexpr = BLOCK // VEC
+    KEPT: tl.constexpr = BLOCK if HAS_NORM and WHERE == REPEATED else SUMS
     column = tl.arange(0, BLOCK)
     x_total = tl.zeros([ROWS, SUMS], tl.float32)
-    z_total, input_total, normed_total = x_total, x_total, x_total
-    x_spoiled, z_spoiled, input_spoiled, normed_spoiled = x_total, x_total, x_total, x_total
-    added, factor = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
-    if WHERE == REPEATED:
+    z_total, normed_total = x_total, x_total
+    x_spoiled, z_spoiled, normed_spoiled = x_total, x_total, x_total
+    input_total = tl.zeros([ROWS, KEPT], tl.float32)
+    input_spoiled = input_total
+    added = tl.zeros([BLOCK], tl.float32)
+    if HAS_BIAS and WHERE == REPEATED:
         added = _per_channel(z, column, given, bias, bias, 0.0, 1, channels, BIASED, WHERE)
-        if HAS_NORM:
-            factor = _per_channel(z, column, z_size, scale, variance, eps, 1, channels, NORMALISED, WHERE)
     for start in range(begin, end, BLOCK):
         position = start + column
         x_entry, mask = _tile(x, row, position, usable, x_size, x_size, 0, 0, 0, 0, 0, 1, ALONG)
         z_entry, mask = _tile(z, row, position, usable, z_size, z_size, 0, 0, 0, 0, 0, 1, ALONG)
-        if WHERE != REPEATED:
-            added = _per_channel(z, position, given, bias, bias, 0.0, 1, channels, BIASED, WHERE)
-            if HAS_NORM:
-                factor = _per_channel(z, position, z_size, scale, variance, eps, 1, channels, NORMALISED, WHERE)
         x_total, x_spoiled = _add(x_total, x_spoiled, x_entry, P)
-        z_total, z_spoiled = _add(z_total, z_spoiled, tl.where(mask, z_entry - added[None, :], 0.0), P)
         if HAS_NORM:
             input_total, input_spoiled = _add(input_total, input_spoiled, z_entry, P)
-            normed_total, normed_spoiled = _add(normed_total, normed_spoiled, z_entry * factor[None, :], P)
-    return (
-        _total(x_total, x_spoiled, P), _total(z_total, z_spoiled, P),
-        _total(input_total, input_spoiled, P), _total(normed_total, normed_spoiled, P),
-    )  # fmt: skip
+            if WHERE != REPEATED:
+                factor = _per_channel(z, position, z_size, scale, variance, eps, 1, channels, NORMALISED, WHERE)
+                normed_total, normed_spoiled = _add(normed_total, normed_spoiled, z_entry * factor[None, :], P)
+        if HAS_BIAS:
+            if WHERE != REPEATED:
+                added = _per_channel(z, position, given, bias, bias, 0.0, 1, channels, BIASED, WHERE)
+            z_entry = tl.where(mask, z_entry - added[None, :], 0.0)
+        if HAS_BIAS or not HAS_NORM:
+            z_total, z_spoiled = _add(z_total, z_spoiled, z_entry, P)
+    x_sum, z_sum = _total(x_total, x_spoiled, P), _total(z_total, z_spoiled, P)
+    input_sum, normed_sum = z_sum, z_sum
+    if HAS_NORM:
+        input_sum, normed_sum = _total(input_total, input_spoiled, P), _total(normed_total, normed_spoiled, P)
+        if WHERE == REPEATED:
+            factor = tl.abs(_per_channel(z, column, z_size, scale, variance, eps, 1, channels, NORMALISED, WHERE))
+            if P == 2:
+                factor = factor * factor
+            normed_sum = _total(input_total * factor[None, :], input_spoiled, P)
+        if not HAS_BIAS:
+            z_sum = input_sum
+    return x_sum, z_sum, input_sum, normed_sum
 
 
 @triton.jit(do_not_specialize=["first"])
@@ -310,13 +325,13 @@ def gains_of_layers_kernel(
     xs, zs, biases, scales, variances, workspace, maxima, dropped, resting, eps, first, slots, norms, begins, rows,
     x_sizes, z_sizes, channels,
     P: tl.constexpr, WHERE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VEC: tl.constexpr,
-    PART: tl.constexpr, WIDE: tl.constexpr, STEPS: tl.constexpr, NORMS: tl.constexpr,
+    PART: tl.constexpr, WIDE: tl.constexpr, STEPS: tl.constexpr, BIASES: tl.constexpr, NORMS: tl.constexpr,
 ):  # fmt: skip
     """As ``gains_kernel``, of layers whose instances and entries follow one another without gaps.
 
     ``slots`` has 2 (slot + 1) of a layer, and one more if it has a bias; 0 of a batch norm that is alone, whose x is
-    empty. ``norms`` has slot + 1 of the batch norm that reads z, or 0 as all without ``NORMS``. From ``first`` on the workspace holds four sums
-    for each program, and its counters, which begin at zero.
+    empty. ``norms`` has slot + 1 of the batch norm that reads z, or 0, as all have without ``NORMS``. From ``first`` on
+    the workspace holds four sums for each program, and its counters, which begin at zero.
     """
     program = tl.program_id(0)
     entry = _entry(program, begins)
@@ -352,11 +367,11 @@ def gains_of_layers_kernel(
         if is_normed:  # never without NORMS
             x_sum, z_sum, input_sum, normed_sum = _dense_sums(
                 x, z, row, usable, start, end, x_size, z_size, bias, given, scale, variance, eps, repeat,
-                True, WHERE, P, ROWS, BLOCK, VEC)  # fmt: skip
+                BIASES, True, WHERE, P, ROWS, BLOCK, VEC)  # fmt: skip
         else:
             x_sum, z_sum, input_sum, normed_sum = _dense_sums(
                 x, z, row, usable, start, end, x_size, z_size, bias, given, bias, bias, eps, repeat,
-                False, WHERE, P, ROWS, BLOCK, VEC)  # fmt: skip
+                BIASES, False, WHERE, P, ROWS, BLOCK, VEC)  # fmt: skip
         goes_on = True
         if WIDE > 0 and count > 1:
             instance, far = program // count, tl.num_programs(0)
@@ -376,7 +391,7 @@ def gains_of_layers_kernel(
         if goes_on:
             if is_measured:
                 known = _raise_maximum(x_sum, z_sum, usable, maxima + slot, dropped + slot, known, P)
-            if NORMS:
+            if NORMS:  # noqa: SIM102  -- one of them is known when it is compiled
                 if is_normed:
                     norm_known = _raise_maximum(
                         input_sum, normed_sum, usable, maxima + norm, dropped + norm, norm_known, P)  # fmt: skip
