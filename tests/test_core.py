@@ -371,7 +371,7 @@ class Emulated:
     def __init__(self, weights, places, count, device):
         self.weights, self.places = weights, torch.tensor(places)
 
-    def __call__(self, sizes, bounds, gains, scales, counts):
+    def __call__(self, sizes, bounds, gains, scales, counts, resting, every):
         done = project_(self.weights, sizes[self.places], bounds[self.places])
         gains.copy_(torch.where(sizes >= 0, sizes, gains))
         scales.fill_(1.0)[self.places] = done
