@@ -103,8 +103,7 @@ def test_without_spread_only_the_mean_is_defined(a, b, mean, overlap):
 
 # Accuracy ± standard error over the ten folds of SINS-10 in the paper's table, and the p-value it gives.
 @pytest.mark.parametrize(
-    ("ours", "theirs", "p"),
-    [((70.65, 0.54), (70.13, 0.27), 0.332), ((74.80, 0.51), (74.81, 0.49), 0.976)],
+    ("ours", "theirs", "p"), [((70.65, 0.54), (70.13, 0.27), 0.332), ((74.80, 0.51), (74.81, 0.49), 0.976)]
 )
 def test_the_papers_p_values_follow_from_its_table(ours, theirs, p):
     # The table leaves the folds' correlation open; the p-value fixes it.

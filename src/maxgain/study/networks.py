@@ -114,11 +114,7 @@ NETWORKS: Table[Builder] = Table(
 
 
 def _vgg(
-    shape: Shape,
-    stages: Sequence[tuple[int, int]],
-    dense: Sequence[int],
-    batchnorm: bool,
-    dropout: Noise | None,
+    shape: Shape, stages: Sequence[tuple[int, int]], dense: Sequence[int], batchnorm: bool, dropout: Noise | None
 ) -> nn.Module:
     """Stages of (how many, how wide) 3×3 convolutions, each ended by a 2×2 max-pool, then dense layers.
 

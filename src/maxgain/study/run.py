@@ -382,11 +382,7 @@ class _Performance:
         """Write all that is needed to continue to the same bits: a file that is whole or not there."""
         started = time.monotonic()
         self.training.expect_finite()  # the last good state is worth more than the first bad one
-        about = _About(
-            key=self.training.recipe.key,
-            fingerprint=self.dataset.fingerprint,
-            history=self.lines,
-        )
+        about = _About(key=self.training.recipe.key, fingerprint=self.dataset.fingerprint, history=self.lines)
         content = safetensors.torch.save(_copies(self.training.state()), {"about": _files.encode(about).decode()})
         with _writing(self.folder):
             _files.write(self.folder / CHECKPOINT, content)

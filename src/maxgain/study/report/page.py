@@ -261,10 +261,7 @@ def _run(result: Result) -> Section:
         place="",
         sentences=[result.error] if result.error else list(_gain_sentence(shown)),
         table=Table(("part of the data", "accuracy, %", "log loss, nats"), losses) if losses else None,
-        figures=[
-            *_gain_figures(shown),
-            *_curves("Learning curves", {name: [result]}),
-        ],
+        figures=[*_gain_figures(shown), *_curves("Learning curves", {name: [result]})],
         details=[_settings(result.recipe), *_origins([result])],
     )
 
