@@ -196,7 +196,7 @@ def inspect(asked: Inspect) -> None:
         raise FileError(f"the network in {asked.folder} has no layer with a gain.")
     part = "test" if "test" in result.gains else "train"
     table = _table("layer", f"median gain ({part})", f"largest gain ({part})", "operator norm")
-    norms = result.operator_norms
+    norms: Mapping[str, float | None] = result.operator_norms
     if not norms and result.recipe.network in NETWORKS:  # a network of one's own needs its function
         norms = run.operator_norms().norms
     for layer, quantiles in result.gains[part].items():
