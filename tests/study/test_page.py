@@ -233,10 +233,10 @@ def test_figures_are_usable_in_python():
     boxes = report.gain_boxes({row: runs[0] for row, runs in rows.items()})
     assert boxes.axes[0].get_ylim() == boxes.axes[1].get_ylim()
     assert len(report.forest(comparison).axes) == 1
-    assert len(report.learning_curves(rows).axes) == 2
-    assert report.learning_curves({"none": []}) is None
+    assert len(report.learning_curve(rows, "train_loss").axes) == 1
+    assert report.learning_curve({"none": []}, "train_loss") is None
     short = [structs.replace(run, history=History(epoch=[1], train_loss=[2.0])) for run in rows["none"]]
-    assert report.learning_curves({"none": short}) is None, "a point is no curve"
+    assert report.learning_curve({"none": short}, "train_loss") is None, "a point is no curve"
     two = made_plan({"maxgain+dropout": NONE}).recipe
     grid = {"maxgain": (1.5, 2.0), "dropout": (0.5, 1.0)}
     points = grid_recipes(replace(two, regulariser="maxgain+dropout"), grid, None)

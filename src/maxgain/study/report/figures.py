@@ -100,30 +100,24 @@ def largest_gain(result: Result) -> float:
     return max((row[-1] for row in gains_of(result)[1].values() if row[-1] is not None), default=0.0)
 
 
-def learning_curves(rows: Mapping[str, Sequence[Result]], metrics: Sequence[str] = tuple(METRICS)) -> Figure | None:
-    """A panel per metric, by epoch, the mean over each row's runs; None where no run recorded two epochs of any."""
-    curves = {
-        metric: {row: mean for row in rows if (mean := _mean_history(rows[row], metric)).size > 1} for metric in metrics
-    }
-    panels = {metric: lines for metric, lines in curves.items() if lines}
-    if not panels:
+def learning_curve(rows: Mapping[str, Sequence[Result]], metric: str) -> Figure | None:
+    """A metric by epoch, the mean over each row's runs; None where no run recorded two epochs of it."""
+    factor = 100 if "accuracy" in metric else 1
+    lines = {row: factor * mean for row, runs in rows.items() if (mean := _mean_history(runs, metric)).size > 1}
+    if not lines:
         return None
-    figure, axes = _figure(1, len(panels), (PANEL[0] * len(panels), PANEL[1]))
-    for axis, (metric, lines) in zip(axes, panels.items(), strict=True):
-        for index, row in enumerate(rows):
-            if row in lines:
-                values = lines[row] * (100 if "accuracy" in metric else 1)
-                axis.plot(range(1, len(values) + 1), values, label=_plain(row), **_look(index))
-        axis.set_title(METRICS[metric], loc="left", fontsize=9)
-        axis.set_xlabel("epoch")
-        axis.locator_params(axis="x", integer=True)
-        low, high = (
-            edge(values) for edge, values in ((min, map(np.min, lines.values())), (max, map(np.max, lines.values())))
-        )
-        if "loss" in metric and low > 0 and high > 20 * low:
-            axis.set_yscale("log")
+    figure, (axis,) = _figure(1, 1, PANEL)
+    for index, row in enumerate(rows):
+        if row in lines:
+            axis.plot(range(1, len(lines[row]) + 1), lines[row], label=_plain(row), **_look(index))
+    axis.set_title(METRICS[metric], loc="left", fontsize=9)
+    axis.set_xlabel("epoch")
+    axis.locator_params(axis="x", integer=True)
+    low, high = min(map(np.min, lines.values())), max(map(np.max, lines.values()))
+    if "loss" in metric and low > 0 and high > 20 * low:
+        axis.set_yscale("log")
     if len(rows) > 1:
-        _legend(figure, axes[0])
+        _legend(figure, axis)
     return figure
 
 
@@ -165,16 +159,9 @@ def early_curve(results: Sequence[Result], chosen: float) -> Figure:
     figure, (axis,) = _figure(1, 1, (PANEL[0], 1.15 * PANEL[1]))
     axis.plot(list(losses), list(losses.values()), "o-", color=SERIES[0], markersize=4)
     axis.axhspan(lowest, 1.1 * lowest, color=SERIES[2], alpha=0.25, linewidth=0, label="within 10 % of the lowest")
-    axis.plot(
-        [chosen],
-        [losses[chosen]],
-        "o",
-        markersize=11,
-        color=SERIES[1],
-        markerfacecolor="none",
-        label=f"chosen: γ = {chosen:g}",
-        linestyle="none",
-    )
+    label = f"chosen: γ = {chosen:g}"
+    look: dict[str, Any] = {"markersize": 11, "markerfacecolor": "none", "linestyle": "none"}
+    axis.plot([chosen], [losses[chosen]], "o", color=SERIES[1], label=label, **look)
     axis.set(
         xscale="log", yscale="log", xlabel="γ", ylabel=f"training loss after {results[0].recipe.epochs} epochs (nats)"
     )

@@ -292,7 +292,7 @@ def _gain_figures(results: Mapping[str, Result]) -> Iterator[tuple[str, list[Mar
 
 
 def _curves(caption: str, rows: Mapping[str, Sequence[Result]]) -> Iterator[tuple[str, list[Markup]]]:
-    return _drawn(caption, [figures.learning_curves(rows, [metric]) for metric in figures.METRICS])
+    return _drawn(caption, [figures.learning_curve(rows, metric) for metric in figures.METRICS])
 
 
 def _drawn(caption: str, drawings: Sequence[Figure | None]) -> Iterator[tuple[str, list[Markup]]]:
