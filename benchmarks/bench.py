@@ -420,7 +420,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rivals", nargs="*", choices=[*RIVALS], default=[], help="eager steps of others, too")
     parser.add_argument("--rare", nargs="*", default=[], help="networks that are also watched in every 64th step")
     parser.add_argument("--profile", nargs="*", default=[], help="networks whose kernels are listed in profile.json")
-    parser.add_argument("--seconds", type=float, default=5.0, help="for the turns of one network in one mode")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="for the turns of a network, twice in captured steps"
+    )
     parser.add_argument("--prepare", type=float, default=900.0, help="seconds in which networks may compile")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds for all, the most valuable first")
     parser.add_argument("--tiny", action="store_true", help="rehearse with tiny networks")
@@ -491,7 +493,8 @@ def run(
             profiles |= {child.name: answer} if note(f"{child.name}, profile", answer) else {}
         else:
             rare = ["rare"] if child.name in options.rare else []
-            answer = child.ask(until + 10, "rows", mode, options.seconds, *rare)
+            seconds = options.seconds * (1 + (mode == "captured"))
+            answer = child.ask(until + 10, "rows", mode, seconds, *rare)
             if note(f"{child.name}, {mode}", answer):
                 rows.extend(row | {"network": child.name} for row in answer)
                 show(rows[-len(answer) :])
@@ -502,8 +505,9 @@ def run(
     for name, about in record["networks"].items():
         if fallbacks := about.get("fallbacks"):
             print(f"{name}: {len(fallbacks)} layers are not measured by the kernel: {next(iter(fallbacks.items()))}")
+    with contextlib.suppress(ImportError):  # benchmarks.figures draws a record elsewhere, too
+        draw(rows, options.out)
     summary(rows)
-    draw(rows, options.out)
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
