@@ -420,9 +420,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rivals", nargs="*", choices=[*RIVALS], default=[], help="eager steps of others, too")
     parser.add_argument("--rare", nargs="*", default=[], help="networks that are also watched in every 64th step")
     parser.add_argument("--profile", nargs="*", default=[], help="networks whose kernels are listed in profile.json")
-    parser.add_argument(
-        "--seconds", type=float, default=5.0, help="for the turns of a network, twice in captured steps"
-    )
+    parser.add_argument("--seconds", type=float, default=5.0, help="for the turns of a network, twice if captured")
     parser.add_argument("--prepare", type=float, default=900.0, help="seconds in which networks may compile")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds for all, the most valuable first")
     parser.add_argument("--tiny", action="store_true", help="rehearse with tiny networks")

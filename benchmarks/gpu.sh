@@ -1,7 +1,7 @@
 #!/bin/bash
 # All that a GPU is asked for, in one run of at most 270 s: the bench, then the kernels' tests, as far as they come.
 # bash benchmarks/gpu.sh OUT [folders with packages that are not installed]
-out=${1:?where to write}
+out=$(realpath ${1:?where to write})
 export PYTHONPATH=src:$2 PYTHONUNBUFFERED=1 TORCHINDUCTOR_CACHE_DIR=/tmp/inductor TRITON_CACHE_DIR=/tmp/triton
 SECONDS=0
 timeout 235 python3 -m benchmarks --out $out --prepare 135 --limit 215 --seconds 2 --profile ResNet-50 ConvNeXt-T ViT-B \
