@@ -63,7 +63,7 @@ class Attached:
 class Buffer:
     """What hooks write, with an entry for each weight; one object, because compiled code checks each that it reads."""
 
-    __slots__ = ("__weakref__", "dropped", "idle", "maxima", "p", "resting")
+    __slots__ = ("__weakref__", "dropped", "fallbacks", "idle", "maxima", "p", "resting")
 
     def __init__(self, like: Tensor) -> None:
         self.p = 2.0
@@ -75,6 +75,8 @@ class Buffer:
         """For how many more steps nothing is measured."""
         self.idle: set[int] = set()
         """The slots that rest, as far as the host knows: captured steps count on the device."""
+        self.fallbacks: dict[int, str] = {}
+        """Why no kernel measured a slot on a GPU the last time."""
         self.move_to(like.device)
 
     @property
@@ -87,11 +89,7 @@ class Buffer:
         self.maxima, self.dropped, self.resting = (
             _torch.at_fixed_address(tensor.to(device)) for tensor in (self.maxima, self.dropped, self.resting)
         )
-        address = self.maxima.data_ptr()
-        if buffers.get(address) is not self:
-            for key in [key for key in kernels.fallbacks if key[0] == address]:  # of a buffer that lay here before
-                del kernels.fallbacks[key]
-            buffers[address] = self
+        buffers[self.maxima.data_ptr()] = self
 
 
 buffers: weakref.WeakValueDictionary[int, Buffer] = weakref.WeakValueDictionary()
@@ -376,7 +374,7 @@ class Constraint:
 
     def _fallback(self, slot: int) -> str:
         """Say why no kernel measures a slot on a GPU."""
-        return kernels.fallbacks.get((self._buffer.maxima.data_ptr(), slot), "")
+        return self._buffer.fallbacks.get(slot, "")
 
     def _forget_plans(self) -> None:
         for attached in self._attached.values():

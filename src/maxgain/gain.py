@@ -220,10 +220,12 @@ def record(
     buffer = buffers.get(maxima.data_ptr())
     if buffer is not None and slot in buffer.idle and not buffer.is_captured:
         return
-    if x.is_cuda and kernels.measure(
-        maxima, dropped, resting, slot, x, z, vector, variance, eps, channel_dims, dims, p
-    ):
-        return
+    if x.is_cuda:
+        reason = kernels.measure(maxima, dropped, resting, slot, x, z, vector, variance, eps, channel_dims, dims, p)
+        if buffer is not None:
+            buffer.fallbacks[slot] = reason
+        if not reason:
+            return
     is_cpu = maxima.device.type == "cpu"  # where reading a value is free
     if is_cpu and resting[slot]:
         return

@@ -45,15 +45,12 @@ MAX_PLANS = 4096
 ENOUGH_PROGRAMS, MOST_STEPS = 8192, 8
 """Some five times what an H200 runs at a time. A program does several tiles if there are more, up to so many."""
 
-fallbacks: dict[tuple[int, int], str] = {}
-"""Why no kernel measured a layer, by the address of its maxima and its place there; ``checks`` reports it."""
-
 
 def measure(
     maxima: Tensor, dropped: Tensor, resting: Tensor, slot: int, x: Tensor, z: Tensor | None, vector: Tensor | None,
     variance: Tensor | None, eps: float, channel_dims: int, dims: int, p: float,
-) -> bool:  # fmt: skip
-    """Raise ``maxima[slot]`` to the largest gain of the batch by a kernel; return False if there is none for it.
+) -> str:  # fmt: skip
+    """Raise ``maxima[slot]`` to the largest gain of the batch by a kernel, or return why there is none for it.
 
     The arguments are those of ``maxgain.gain.record``.
     """
@@ -62,13 +59,9 @@ def measure(
     plan = _plans.get(key)
     if plan is None:
         plan = remember(_plans, key, plan_for(*key))
-    given = x, other, vector, variance, eps, maxima, dropped, resting, slot
-    reason = plan if isinstance(plan, str) else launch(plan, *given)
-    if reason:
-        fallbacks[maxima.data_ptr(), slot] = reason
-    elif fallbacks:
-        fallbacks.pop((maxima.data_ptr(), slot), None)
-    return not reason
+    if isinstance(plan, str):
+        return plan
+    return launch(plan, x, other, vector, variance, eps, maxima, dropped, resting, slot)
 
 
 def key_of(
