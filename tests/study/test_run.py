@@ -24,7 +24,8 @@ from maxgain.errors import CheckpointError, DataError, FileError, FolderInUseErr
 from maxgain.study import _files, data, run
 from maxgain.study.networks import name_network
 from maxgain.study.recipe import RECIPES, run_key
-from maxgain.study.run import CHECKPOINT, CONFIG, METRICS, RESULT, WEIGHTS, Inputs, Run, export, load, perform
+from maxgain.study.result import RESULT, code_version, export, load
+from maxgain.study.run import CHECKPOINT, CONFIG, METRICS, WEIGHTS, Inputs, Run, perform
 from maxgain.study.training import DivergedError, evaluate
 
 RECIPE = replace(RECIPES["digits"], network="mlp", epochs=3, fold=0, regulariser="maxgain=1.5+dropout")
@@ -426,20 +427,20 @@ def test_own_data_are_cross_validated(tmp_path, digits):
 
 
 def test_code_version(monkeypatch, tmp_path):
-    run.code_version.cache_clear()
+    code_version.cache_clear()
     monkeypatch.setenv("MAXGAIN_COMMIT", "abc")
-    assert run.code_version() == ("abc", True)
-    run.code_version.cache_clear()
+    assert code_version() == ("abc", True)
+    code_version.cache_clear()
     monkeypatch.setenv("MAXGAIN_COMMIT", "abc-dirty")
-    assert run.code_version() == ("abc", False)
-    run.code_version.cache_clear()
+    assert code_version() == ("abc", False)
+    code_version.cache_clear()
     monkeypatch.delenv("MAXGAIN_COMMIT")
     package = tmp_path / "site-packages" / "maxgain"
     package.mkdir(parents=True)
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     monkeypatch.setattr(run.maxgain, "__file__", str(package / "__init__.py"))
-    assert run.code_version() == ("", None), "the repository of an environment is not the code's"
-    run.code_version.cache_clear()
+    assert code_version() == ("", None), "the repository of an environment is not the code's"
+    code_version.cache_clear()
 
 
 def test_json_is_strict(finished):

@@ -13,7 +13,7 @@ from maxgain.errors import RecipeError, RunError
 from maxgain.study import tuning
 from maxgain.study.recipe import RECIPES, Recipe
 from maxgain.study.report import early_curve
-from maxgain.study.run import History, Result
+from maxgain.study.result import History, Result
 from maxgain.study.tuning import open_parts, parse_grid, points, tune
 
 DIGITS = RECIPES["digits"]

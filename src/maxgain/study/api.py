@@ -31,7 +31,8 @@ from .networks import Builder, name_network
 from .plan import Plan, Tuned, make_plan
 from .recipe import RECIPES, Recipe
 from .report import build_page
-from .run import Inputs, Metrics, Result, Run
+from .result import Metrics, Result
+from .run import Inputs, Run
 from .run import perform as perform_run
 from .running import Machine, reused_workers, run_missing
 from .sentences import counted

@@ -1,13 +1,19 @@
-"""What a run came to: its result, and how files hold results."""
+"""What a run came to: its result, how files hold results, and which code made it."""
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+import maxgain
 from maxgain.errors import FileError
 
 from . import _files
@@ -140,3 +146,31 @@ def load(path: str | Path) -> list[Result]:
 def export(results: Iterable[Result], path: str | Path) -> None:
     """Write the results into one file, a line of JSON each, which `load` reads."""
     _files.write(Path(path), b"".join(_files.encode(result) + b"\n" for result in results))
+
+
+def command_line() -> str:
+    """The command line that made the run; empty in Python."""
+    program = Path(sys.argv[0])
+    is_ours = program.stem == "maxgain" or program.parts[-2:] == ("maxgain", "__main__.py")
+    return shlex.join(["maxgain", *sys.argv[1:]]) if is_ours else ""
+
+
+@lru_cache(maxsize=1)
+def code_version() -> tuple[str, bool | None]:
+    """The commit of the code and whether it is unchanged: $MAXGAIN_COMMIT, else that of its own git checkout.
+
+    The variable is for a machine without the checkout: `git describe --always --abbrev=40 --exclude '*' --dirty`.
+    """
+    if commit := os.environ.get("MAXGAIN_COMMIT"):
+        return commit.removesuffix("-dirty"), not commit.endswith("-dirty")
+    package = Path(maxgain.__file__).parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(package), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # else it is the repository of an environment
+        return git("rev-parse", "HEAD"), not git("status", "--porcelain", "--", ".")
+    except (OSError, subprocess.SubprocessError):
+        return "", None

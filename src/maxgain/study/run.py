@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import platform
-import shlex
 import signal
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -17,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,13 +36,7 @@ from .data import Dataset, Split
 from .networks import NETWORKS, Builder
 from .recipe import Recipe, run_key, to_json
 from .regularisers import spell
-from .result import GAIN_EPOCHS as GAIN_EPOCHS
-from .result import RESULT as RESULT
-from .result import History as History
-from .result import Metrics as Metrics
-from .result import Result as Result
-from .result import export as export
-from .result import load as load
+from .result import GAIN_EPOCHS, RESULT, History, Metrics, Result, code_version, command_line
 from .training import EVALUATION_BATCH, DivergedError, Score, Training, build_model, evaluate, gains, to_float, train
 
 CONFIG, METRICS = "config.json", "metrics.jsonl"
@@ -372,7 +361,7 @@ class _Performance:
             data_source=dataset.source,
             data_sha256=dict(dataset.sha256),
             note=dataset.note,
-            command=_command(),
+            command=command_line(),
             **outcome,
         )
         with _writing(self.folder):
@@ -535,33 +524,3 @@ def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
     }
-
-
-def _command() -> str:
-    """The command line that made the run; empty in Python."""
-    program = Path(sys.argv[0])
-    is_ours = program.stem == "maxgain" or program.parts[-2:] == ("maxgain", "__main__.py")
-    return shlex.join(["maxgain", *sys.argv[1:]]) if is_ours else ""
-
-
-@lru_cache(maxsize=1)
-def code_version() -> tuple[str, bool | None]:
-    """The commit of the code and whether it is unchanged: $MAXGAIN_COMMIT, else that of its own git checkout.
-
-    The variable is for a machine without the checkout: `git describe --always --abbrev=40 --exclude '*' --dirty`.
-    """
-    if commit := os.environ.get("MAXGAIN_COMMIT"):
-        return commit.removesuffix("-dirty"), not commit.endswith("-dirty")
-    package = Path(maxgain.__file__).parent
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(package), *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
-
-    try:
-        git(
-            "ls-files", "--error-unmatch", "__init__.py"
-        )  # not the repository of an environment that it is installed in
-        return git("rev-parse", "HEAD"), not git("status", "--porcelain", "--", ".")
-    except (OSError, subprocess.SubprocessError):
-        return "", None

@@ -28,7 +28,8 @@ from . import _files, data
 from ._names import unknown
 from .data import Dataset
 from .recipe import Recipe, run_key
-from .run import RESULT, Inputs, MachineError, Result, Run, perform
+from .result import RESULT, Result
+from .run import Inputs, MachineError, Run, perform
 from .training import DivergedError
 
 SECONDS_TO_SAVE = 30.0

@@ -29,7 +29,8 @@ from ..plan import Tuned
 from ..recipe import RECIPES, Recipe
 from ..regularisers import REGULARISERS
 from ..report import early_curve, gain_boxes
-from ..run import Result, Run
+from ..result import Result
+from ..run import Run
 from ..running import Machine
 from ..sentences import counted
 
