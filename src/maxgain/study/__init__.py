@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from .recipe import Recipe as Recipe
     from .result import export as export
     from .result import load as load
+    from .run import Inputs as Inputs
     from .run import Run as Run
     from .running import Machine as Machine
 
 _HOMES = {
     "compare": "api", "page": "api", "run_plan": "api", "train": "api", "tune": "api", "dataset": "data",
-    "Plan": "plan", "Recipe": "recipe", "Run": "run", "export": "result", "load": "result", "Machine": "running",
+    "Plan": "plan", "Recipe": "recipe", "Inputs": "run", "Run": "run", "export": "result", "load": "result",
+    "Machine": "running",
 }  # fmt: skip
 __all__ = list(_HOMES)
 
