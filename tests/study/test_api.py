@@ -261,6 +261,12 @@ def test_refused_before_anything_is_written(halves, tmp_path, call, field) -> No
     assert not (tmp_path / "out").exists()
 
 
+def test_a_comparison_whose_data_cannot_be_read_leaves_no_plan(halves, tmp_path) -> None:
+    with pytest.raises(MaxGainError):
+        compare(halves, ["none", "maxgain=2"], folds=300, network=small, out=tmp_path, machine=ONE, **QUICK)
+    assert not (tmp_path / "plan.json").exists()
+
+
 def test_settings_are_the_recipes_fields() -> None:
     assert {*Settings.__annotations__, "name", "dataset", "network", "regulariser"} == {f.name for f in fields(Recipe)}
 

@@ -215,10 +215,12 @@ def run_plan(
         run = partial(run_missing, machine=machine, inputs=inputs, workers=workers, shared=shard is not None)
         if plan.tuned is not None:
             plan = _choose(plan, folder, partial(run, folder=folder / TUNING, test=False), machine or Machine())
-        if shard is None:
-            plan.write(folder)
         recipes = [recipe for unit in zip(*map(plan.recipes, plan.rows), strict=True) for recipe in unit]
-        results = list(_reported(run(recipes, folder / RUNS), len(recipes), "comparing"))
+        results: list[Result] = []
+        for result in _reported(run(recipes, folder / RUNS), len(recipes), "comparing"):
+            if not results and shard is None:  # not before: a plan whose data cannot be read is no comparison
+                plan.write(folder)
+            results.append(result)
     compared = comparison.compare(plan, results)
     if shard is None:
         _files.write_json(folder / COMPARISON, compared.to_json())

@@ -80,7 +80,7 @@ def _run(words: list[str], flags: set[str]) -> int:
         width = max(map(len, COMMANDS))
         rows = [f"  {name:<{width}}  {_summary(kind)}" for name, (kind, _) in COMMANDS.items()]
         text = "\n".join(
-            ["usage: maxgain COMMAND [options]", "", *rows, "", "'maxgain COMMAND --help' lists its commands."]
+            ["usage: maxgain COMMAND [options]", "", *rows, "", "'maxgain COMMAND --help' lists its options."]
         )
         sys.stdout.write(text + "\n")
         return 0 if words else 2
