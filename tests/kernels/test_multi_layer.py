@@ -84,7 +84,7 @@ class Made:
             self.norm(large[0].z), self.norm(large[0].x), self.conv(3, 4, 16, 4), self.conv(64, 20, 32, 20),
             dense, self.norm(dense[0].z), self.dense(1024, 32, bias=False), self.dense(96, 384), self.dense(48, 10),
             (Part(self.image(16, 9)[:, :, ::2], self.image(24, 5), self.vector(24), None, 0.0, 3), 3),
-            self.norm(self.image(32, 8), 0.5),
+            self.norm(self.image(32, 8), 0.5), self.conv(32, 20, 96, 20), self.norm(self.image(48, 20)),
         ]  # fmt: skip
 
 
@@ -142,9 +142,10 @@ def test_layers_are_measured_together_as_they_are_one_by_one(p, device, is_last,
 
 @each_device
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("outputs", [32, 64])
+@pytest.mark.parametrize("outputs", [32, 64, 48])
 def test_a_batch_norm_and_the_layer_before_it_share_a_read(device, bias, outputs, launched):
-    """Also where the layer's output is the larger one, or its input, or both are cut into parts."""
+    """Also where the layer's output is the larger one, or its input, or both are cut into parts; and where channels do
+    not fill a tile a whole number of times."""
     make = Made(device)
     convs = [make.conv(64, 20, outputs, 20, bias=bias), make.conv(32, 4, outputs, 8, bias=bias)]
     dense = make.dense(64, outputs, bias=bias)

@@ -111,6 +111,7 @@ class _Kind(NamedTuple):
 
     is_row: bool
     tile: tuple[int, int, int]
+    where: int
     dtypes: tuple[torch.dtype, ...]
     eps: float
 
@@ -135,6 +136,11 @@ class _Entry(NamedTuple):
         if self.norm is not None:
             scale, variance = self.norm.vector, self.norm.variance
         return x, z, *(at if at < 0 else vectors + at for at in (bias, scale, variance))
+
+    @property
+    def channels(self) -> int:
+        """How many there are, or a stand-in where it does not matter."""
+        return ALIGNED if self.norm is None and self.plan.form == measuring.PLAIN else self.plan.channels
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -164,9 +170,12 @@ def _plan(layers: list[Layer], tensors: Tensors, p: float, maxima: Tensor) -> _P
         tile = LONG
         if is_row and longest <= measuring.LONGEST_ROW:
             tile = NARROW_ROWS if longest in NARROW else measuring.ROWS
+        where = measuring.DIRECT
+        if not is_row:
+            where = measuring.SPREAD if LONG[1] % entry.channels else measuring.REPEATED
         eps = float(usual_eps if entry.norm is None else entry.norm.eps)
         dtypes = tuple([given[at].dtype for at in entry.places(len(tensors[0]))])
-        alike.setdefault(_Kind(is_row, tile, dtypes, eps), []).append(entry)
+        alike.setdefault(_Kind(is_row, tile, where, dtypes, eps), []).append(entry)
     launches: list[_Launch] = []
     workspace = 0
     for kind, members in alike.items():
@@ -205,8 +214,7 @@ def _fits(plan: Plan, is_row: bool) -> bool:
     if is_row:
         return plan.form == measuring.PLAIN or plan.channels == plan.z_size
     return max(plan.x_size, plan.z_size) <= MOST_PARTS * PART and (
-        plan.form == measuring.PLAIN
-        or (plan.inner == 1 and plan.channels % ALIGNED == 0 and LONG[1] % plan.channels == 0)
+        plan.form == measuring.PLAIN or (plan.inner == 1 and plan.channels % ALIGNED == 0)
     )
 
 
@@ -248,9 +256,9 @@ class _Launch:
             _avoid_specialization([plan.rows for plan in plans]),
             _filled([x_size for x_size, _ in sizes]),
             _filled([z_size for _, z_size in sizes]),
-            _filled([plan.channels for plan in plans]),
+            _filled([entry.channels for entry in entries]),
             plans[0].power,
-            measuring.DIRECT if kind.is_row else measuring.REPEATED,
+            kind.where,
             *kind.tile,
             PART,
             MOST_PARTS if self.workspace else 0,

@@ -288,21 +288,26 @@ def _dense_sums(x, z, row, usable, begin, end, x_size, z_size, bias, given, scal
     input_total = tl.zeros([ROWS, KEPT], tl.float32)
     input_spoiled = input_total
     added = tl.zeros([BLOCK], tl.float32)
+    remainder = column % channels
     if HAS_BIAS and WHERE == REPEATED:
         added = _per_channel(z, column, given, bias, bias, 0.0, 1, channels, BIASED, WHERE)
     for start in range(begin, end, BLOCK):
         position = start + column
+        channel = position
+        if WHERE == SPREAD:
+            channel = start % channels + remainder
+            channel = tl.where(channel < channels, channel, channel - channels)
         x_entry, mask = _tile(x, row, position, usable, x_size, x_size, 0, 0, 0, 0, 0, 1, ALONG)
         z_entry, mask = _tile(z, row, position, usable, z_size, z_size, 0, 0, 0, 0, 0, 1, ALONG)
         x_total, x_spoiled = _add(x_total, x_spoiled, x_entry, P)
         if HAS_NORM:
             input_total, input_spoiled = _add(input_total, input_spoiled, z_entry, P)
             if WHERE != REPEATED:
-                factor = _per_channel(z, position, z_size, scale, variance, eps, 1, channels, NORMALISED, WHERE)
+                factor = _per_channel(z, channel, z_size, scale, variance, eps, 1, channels, NORMALISED, DIRECT)
                 normed_total, normed_spoiled = _add(normed_total, normed_spoiled, z_entry * factor[None, :], P)
         if HAS_BIAS:
             if WHERE != REPEATED:
-                added = _per_channel(z, position, given, bias, bias, 0.0, 1, channels, BIASED, WHERE)
+                added = _per_channel(z, channel, given, bias, bias, 0.0, 1, channels, BIASED, DIRECT)
             z_entry = tl.where(mask, z_entry - added[None, :], 0.0)
         if HAS_BIAS or not HAS_NORM:
             z_total, z_spoiled = _add(z_total, z_spoiled, z_entry, P)
