@@ -94,6 +94,11 @@ class Comparison:
         """Accuracies by row and by fold or seed."""
         return {row.name: row.scores for row in self.rows}
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """What each row is called on the page."""
+        return {row.name: row.label for row in self.rows}
+
     def row(self, name: str) -> Row:
         """The row of that name."""
         return next(row for row in self.rows if row.name == name)

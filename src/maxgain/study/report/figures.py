@@ -41,14 +41,15 @@ METRICS = {
 SYMBOLS = {"gamma": "γ", "lambda": "λ"}
 
 
-def forest(comparison: Comparison) -> Figure:
-    """Every contrast's difference with its simultaneous 95 % interval, and the region of equivalence."""
+def forest(comparison: Comparison) -> Figure | None:
+    """Every contrast's difference with its simultaneous 95 % interval, and the region of equivalence; None without."""
     tested = [contrast for contrast in comparison.contrasts if contrast.difference and contrast.difference.interval]
+    if not tested:
+        return None
     figure, axes = _figure(1, 1, (PANEL[0], 0.7 + 0.42 * len(tested)))
     axis = axes[0]
     if comparison.plan.rope is not None:
         axis.axvspan(-comparison.plan.rope, comparison.plan.rope, color=SERIES[2], alpha=0.15, linewidth=0)
-    labels = {row.name: row.label for row in comparison.rows}
     for place, contrast in enumerate(tested):
         difference = contrast.difference
         assert difference is not None
@@ -58,7 +59,7 @@ def forest(comparison: Comparison) -> Figure:
         axis.plot([low, high], [place, place], color=SERIES[0], solid_capstyle="butt")
         filled = SERIES[0] if contrast.verdict != "inconclusive" else "none"
         axis.plot(100 * difference.mean, place, "o", color=SERIES[0], markerfacecolor=filled, markersize=6)
-        name = _plain(f"{labels[contrast.first]} against {labels[contrast.second]}")
+        name = _plain(f"{comparison.labels[contrast.first]} against {comparison.labels[contrast.second]}")
         axis.text(0, place - 0.22, name, transform=axis.get_yaxis_transform(), va="bottom", fontsize=8, color=INK)
     axis.set_yticks([])
     axis.grid(visible=False)

@@ -130,7 +130,7 @@ def _without_numbers(recipe: Recipe) -> Recipe:
 
 def _comparison(comparison: Comparison, place: str) -> Section:
     plan, results = comparison.plan, [result for runs in comparison.results.values() for result in runs]
-    labels = {row.name: row.label for row in comparison.rows}
+    labels = comparison.labels
     shown = _before_and_after(comparison)
     rows = {labels[row]: runs for row, runs in comparison.results.items() if runs}
     scores = Table(
@@ -144,7 +144,7 @@ def _comparison(comparison: Comparison, place: str) -> Section:
         sentences=[*(f"{_capital(contrast.sentence)}." for contrast in comparison.contrasts), *_gain_sentence(shown)],
         table=Table(HEADS, comparison.table(), comparison.caption),
         figures=[
-            *_drawn("Differences", [figures.forest(comparison)] if _is_tested(comparison) else []),
+            *_drawn("Differences", [figures.forest(comparison)]),
             *_gain_figures(shown),
             *_curves("Learning curves, means over runs", rows),
         ],
@@ -164,10 +164,6 @@ def _chosen(plan: Plan) -> Iterator[Table]:
             for unit in plan.units
         ]
         yield Table((plan.over, *plan.numbers), rows, "Chosen numbers")
-
-
-def _is_tested(comparison: Comparison) -> bool:
-    return any(contrast.difference and contrast.difference.interval for contrast in comparison.contrasts)
 
 
 def _checks(comparison: Comparison) -> Iterator[str]:
@@ -190,7 +186,7 @@ def _before_and_after(comparison: Comparison) -> dict[str, Result]:
     adds = [pair for pair in pairs if "maxgain" in pair[1] and "maxgain" not in pair[0]]
     rows = next(iter([*adds, *pairs]), comparison.plan.rows[:1])
     measured = {row: next((run for run in comparison.results[row] if run.gains), None) for row in rows}
-    return {comparison.row(row).label: run for row, run in measured.items() if run is not None}
+    return {comparison.labels[row]: run for row, run in measured.items() if run is not None}
 
 
 def _gain_sentence(results: Mapping[str, Result]) -> Iterator[str]:
