@@ -180,12 +180,15 @@ def test_what_is_not_finite_is_counted_where_it_is(device, launched):
 
 @each_device
 @pytest.mark.parametrize("enough", [6, 10**6])
-def test_a_program_does_several_tiles_of_rows_if_there_are_many(device, enough, launched, monkeypatch):
+def test_a_program_does_more_if_there_are_many(device, enough, launched, monkeypatch):
+    """Several tiles of rows, or longer parts of images."""
     monkeypatch.setattr(multi_layer, "ENOUGH_PROGRAMS", enough)
     make = Made(device)
     assert_alike([make.dense(1024, 512), make.dense(64, 480), make.dense(512, 512)])
+    conv = make.conv(64, 32, 32, 32)
+    assert_alike([conv, make.norm(conv[0].z)])
     if device != "cpu":
-        assert [programs for programs, *_ in launched] == [9 if enough == 6 else 18]
+        assert [programs for programs, *_ in launched] == ([9, 10] if enough == 6 else [18, 20])
 
 
 @each_device

@@ -22,6 +22,7 @@ ENTRIES = 16
 """At most in one launch."""
 MOST_PARTS = 64
 """Of one instance, at most. They are summed in the same launch, so that it pays sooner than for a single layer."""
+LONGEST_PART = 4 * PART
 ALIGNED = 16
 """Sizes are multiples of this, as the compiled kernel takes them to be."""
 NARROW_ROWS, NARROW = (8, 128, 8), {*range(129), *range(257, 385)}
@@ -239,10 +240,15 @@ class _Launch:
         self.columns = [itemgetter(*_filled(column)) for column in zip(*places, strict=True)]
         plans, sizes = [entry.plan for entry in entries], [entry.sizes for entry in entries]
         instances, block, _ = kind.tile
-        parts = [1 if kind.is_row else -(-max(both) // PART) for both in sizes]
-        tiles = [-(-plan.rows // instances) * of_each for plan, of_each in zip(plans, parts, strict=True)]
-        steps = 1 if not kind.is_row or sum(tiles) < 2 * ENOUGH_PROGRAMS else 2  # it looks for its entry once
-        while 1 < steps < MOST_STEPS and sum(tiles) >= 4 * steps * ENOUGH_PROGRAMS:
+        # A program looks for its entry once: it does several tiles of rows, or a longer part, where there are many.
+        part, steps = PART, 1
+        while True:
+            parts = [1 if kind.is_row else -(-max(both) // part) for both in sizes]
+            tiles = [-(-plan.rows // instances) * of_each for plan, of_each in zip(plans, parts, strict=True)]
+            if kind.is_row or part == LONGEST_PART or sum(tiles) < 2 * ENOUGH_PROGRAMS:
+                break
+            part *= 2
+        while kind.is_row and steps < MOST_STEPS and sum(tiles) >= (2 if steps == 1 else 4 * steps) * ENOUGH_PROGRAMS:
             steps *= 2
         *begins, programs = accumulate((-(-count // steps) for count in tiles), initial=0)
         self.workspace = 5 * programs if max(parts) > 1 else 0  # four sums and a counter for each
@@ -260,7 +266,7 @@ class _Launch:
             plans[0].power,
             kind.where,
             *kind.tile,
-            PART,
+            part,
             MOST_PARTS if self.workspace else 0,
             steps,
             any(layer.vector >= 0 for layer, _, _ in entries if layer),
