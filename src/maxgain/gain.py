@@ -217,12 +217,11 @@ def record(
 
     ``Wx`` is z less the bias ``vector``; of batch norm, which has no z, it is x times ``vector / sqrt(variance + ε)``.
     """
-    buffer = buffers.get(maxima.data_ptr())
-    if buffer is not None and slot in buffer.idle and not buffer.is_captured:
+    if is_idle(maxima, (slot,)):
         return
     if x.is_cuda:
         reason = kernels.measure(maxima, dropped, resting, slot, x, z, vector, variance, eps, channel_dims, dims, p)
-        if buffer is not None:
+        if (buffer := buffers.get(maxima.data_ptr())) is not None:
             buffer.fallbacks[slot] = reason
         if not reason:
             return
@@ -251,4 +250,10 @@ def record(
     dropped[slot].add_((~finite & is_measured).sum())
 
 
-kernels.define_operator(record)
+def is_idle(maxima: Tensor, slots: Iterable[int]) -> bool:
+    """Whether nothing is measured of these slots, as far as the host knows; a captured forward asks the device."""
+    buffer = buffers.get(maxima.data_ptr())
+    return buffer is not None and buffer.idle.issuperset(slots) and not buffer.is_captured
+
+
+kernels.define_operator(record, is_idle)

@@ -7,7 +7,7 @@ defined by the dispatcher's own means, because ``torch.library.custom_op`` adds 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,10 +39,11 @@ def _simulated(*arguments: Any) -> None:
 _library.impl("record", _simulated, "Meta")  # type: ignore[no-untyped-call]
 
 
-def define_operator(record: Callable[..., None]) -> None:
-    """Make ``maxgain::record`` of a function that measures one layer."""
+def define_operator(record: Callable[..., None], is_idle: Callable[[Tensor, Sequence[int]], bool]) -> None:
+    """Make ``maxgain::record`` of a function that measures one layer, and of one that says whether slots rest."""
+    implementation = partial(record_layers, record=record, is_idle=is_idle)
     for backend in ("CPU", "CUDA", "MPS", "XPU"):
-        _library.impl("record", partial(record_layers, record=record), backend)  # type: ignore[no-untyped-call]
+        _library.impl("record", implementation, backend)  # type: ignore[no-untyped-call]
 
 
 def record_compiled(

@@ -30,7 +30,6 @@ NARROW_ROWS, NARROW = (8, 128, 8), {*range(129), *range(257, 385)}
 
 Tensors = tuple[Sequence[Tensor], Sequence[Tensor]]
 """Inputs and outputs of all layers, and vectors with an entry for each channel, each once."""
-Record = Callable[..., None]
 
 
 class Layer(NamedTuple):
@@ -58,12 +57,15 @@ NUMBERS = len(Layer._fields) - 1
 
 def record_layers(
     maxima: Tensor, dropped: Tensor, resting: Tensor, activations: Sequence[Tensor], vectors: Sequence[Tensor],
-    layers: Sequence[int], eps: Sequence[float], p: float, *, record: Record,
+    layers: Sequence[int], eps: Sequence[float], p: float,
+    *, record: Callable[..., None], is_idle: Callable[[Tensor, Sequence[int]], bool],
 ) -> None:  # fmt: skip
     """Measure layers in as few launches as there can be; ``record`` measures those that cannot share one.
 
     ``layers`` has the numbers of each ``Layer`` but for its ε.
     """
+    if is_idle(maxima, layers[::NUMBERS]):
+        return
     tensors = activations, vectors
     if len(eps) == 1:
         alone = [Layer(*layers)._replace(eps=eps[0])]
