@@ -113,7 +113,7 @@ class _Hook(_torch.ForwardHook):
         """Learn which parameter is the module's own; functional_call puts another in its place for a while."""
         self.weight = self.layer.parameter
         self.is_whole = not (is_sharded(self.weight) or is_flat_shard(self.weight))  # else ranks put it together
-        self.dims = tuple(self.layer.instance_dims(dim, self.constraint.instance) for dim in range(8))
+        self.dims = tuple(self.layer.instance_dims(dim, self.constraint.instance) for dim in range(26))
 
     @_torch.skip_standalone_compile
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
