@@ -1,7 +1,7 @@
 """A run gives the bits of the commit 1bdface, by the weights and losses in bits.json.
 
 They were those of the first edition, f8d6826, but for spectralnorm, whose power iteration its measuring stepped.
-lipschitz-1, lipschitz-inf and maxnorm are of 32ec287, which sums in another order: losses differ by 2e-8 at most.
+lipschitz-1, lipschitz-inf and maxnorm have summed in another order since: losses differ by 2e-8 at most.
 `python tests/study/test_bits.py` prints the file anew, for another machine: run it at a commit that is trusted.
 """
 

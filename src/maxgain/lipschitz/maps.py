@@ -74,12 +74,11 @@ class LinearMap:
         self.product = _product(layer)
         self.is_own_forward = self.product is None and layer.kind.diagonal is None
 
-    def __call__(self, x: Tensor, *, absolute: bool = False) -> Tensor:
-        """Return ``Wx`` of a batch of instances, or ``|W|x``."""
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return ``Wx`` of a batch of instances."""
         module = self.layer.module
         if self.product is not None:
-            weight = full(self.layer.weight).to(self.dtype)
-            return self.product(module, x, weight.abs() if absolute else weight, self.output_shape)
+            return self.product(module, x, full(self.layer.weight).to(self.dtype), self.output_shape)
         x = x.to(self.layer.weight.dtype, copy=True)  # the forward may change it in place
         with preserve_rng_and_buffers(module, x.device), gathered_parameters(module):
             return self.layer.linear_part(x, module.forward(x))[1].to(self.dtype)
@@ -104,14 +103,14 @@ class LinearMap:
             return None
         rows, device = math.isinf(p), self.layer.weight.device  # the largest absolute sum of W's rows, or columns
         with torch.autocast(device.type, enabled=False):
-            return self._sum_of_absolutes(rows, device) if self._adds_nothing_up(rows) else self._sum_by_basis(rows)
-
-    def _sum_of_absolutes(self, rows: bool, device: torch.device) -> Tensor:
-        """``|W|`` times ones, and ones times ``|W|``: what a product without adding up takes."""
-        with torch.enable_grad():
-            ones = torch.ones(1, *self.input_shape, dtype=self.dtype, device=device, requires_grad=True)
-            sums = self(ones, absolute=True)
-            return (sums if rows else torch.autograd.grad(sums.sum(), ones)[0]).detach().amax()
+            if self.product is None or not self._adds_nothing_up(rows):
+                return self._sum_by_basis(rows)
+            wide = torch.float32 if device.type == "mps" else torch.float64  # which no product rounds, as TF32 does
+            ones = torch.ones(1, *self.input_shape, dtype=wide, device=device, requires_grad=True)
+            with torch.enable_grad():  # |W| times ones, or ones times |W|
+                weight = full(self.layer.weight).abs().to(wide)
+                sums = self.product(self.layer.module, ones, weight, self.output_shape)
+                return (sums if rows else torch.autograd.grad(sums.sum(), ones)[0]).detach().amax().to(self.dtype)
 
     def _adds_nothing_up(self, rows: bool) -> bool:
         """Whether the largest sum has one entry of the weight in each of its entries of the matrix.
@@ -120,8 +119,8 @@ class LinearMap:
         outputs that see no padding, which have the largest sums, and none in the columns of a circular convolution.
         """
         m: Any = self.layer.module
-        if self.product is None or getattr(m, "padding_mode", "zeros") == "zeros":
-            return self.product is not None
+        if getattr(m, "padding_mode", "zeros") == "zeros":
+            return True
         each = zip(self.input_shape[1:], *_along(m, "kernel_size", "stride", "dilation"), strict=True)
         return (rows or m.padding_mode == "circular") and all(n >= d * (k - 1) + s for n, k, s, d in each)
 
