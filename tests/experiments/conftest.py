@@ -1,4 +1,4 @@
-"""Makes experiments/ and benchmarks/ importable, which are no part of the package; takes back what their programs set."""
+"""Makes experiments/ and benchmarks/ importable, which are no part of the package; takes back what they set."""
 
 import sys
 from pathlib import Path
