@@ -201,7 +201,7 @@ def draw(runs: Sequence[Record]) -> Figure:
         shown = "rate doubles every 100 steps" if run["rate"] is None else f"learning rate {run['rate']:g}"
         loss.set_title(f"{shown}, seed {run['seed']}", loc="left", fontsize=9)
         loss.set_ylim(1, 6)
-        loss.legend(loc="upper right", fontsize=7.5)
+        loss.legend(loc="upper center", fontsize=7.5)
         gain.set_yscale("log")
         gain.set_ylim(0.2, 300)
         if first["layer"]:
