@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 from numpy.typing import NDArray
 
 from ..comparison import Comparison
@@ -163,11 +164,14 @@ def early_curve(results: Sequence[Result], chosen: float) -> Figure:
     label = f"chosen: γ = {chosen:g}"
     look: dict[str, Any] = {"markersize": 11, "markerfacecolor": "none", "linestyle": "none"}
     axis.plot([chosen], [losses[chosen]], "o", color=SERIES[1], label=label, **look)
-    axis.set(
-        xscale="log", yscale="log", xlabel="γ", ylabel=f"training loss after {results[0].recipe.epochs} epochs (nats)"
-    )
+    axis.set(xscale="log", xlabel="γ", ylabel=f"training loss after {results[0].recipe.epochs} epochs (nats)")
     axis.set_xticks(list(losses), [f"{gamma:g}" for gamma in losses])
     axis.xaxis.minorticks_off()
+    if max(losses.values()) > 3 * lowest > 0:
+        axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.minorticks_off()
     _legend(figure, axis)
     return figure
 
