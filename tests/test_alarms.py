@@ -46,6 +46,7 @@ def test_slow_growth_sounds_at_each_multiple_of_the_first_gains():
 def test_warm_up_is_silent_and_no_part_of_the_past():
     growing = [1.2**step for step in range(30)]
     assert alarms([*growing, *[200.0] * 40], warmup=30) == []
+    assert alarms(growing, warmup=math.inf) == []
     assert alarms([*growing, *[200.0] * 40], warmup=0) != []
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from maxgain import MaxGain, watch
+from maxgain import Lipschitz, MaxGain, watch
 from maxgain.errors import MaxGainError, MeasurementWarning
 from maxgain.integrations.callback import GainCallback
 from maxgain.watching import Watch
@@ -144,10 +144,71 @@ def test_a_bounded_constraint_is_watched_and_steps_once():
     assert constraint._hooks, "it belongs to the user"
 
 
-def test_close_leaves_a_plain_module_behind():
-    model = net()
-    watch(model).close()
+def test_close_leaves_a_plain_module_behind_and_ends_the_curves():
+    model, kept = net(), Kept()
+    watching = watch(model, every=1, to=kept)
+    fit(model, watching, steps=2)
+    watching.close()
+    fit(model, watching, steps=2)
+    assert len(kept) == 2
     assert not any(module._forward_hooks for module in model.modules())
+
+
+# What is not measured has no numbers, and is named.
+
+
+def test_a_layer_that_is_measured_no_more_is_named_and_its_last_gain_is_not_written_again():
+    model, kept = net(), Kept()
+    watching = watch(model, every=1, to=kept, log="all")
+    fit(model, watching, steps=3)
+    model[2].eval()
+    with pytest.warns(MeasurementWarning, match=r"not measured: '2' \(eval mode\)") as caught:
+        fit(model, watching, steps=3)
+    assert len(caught) == 1
+    assert [("gain/2" in numbers, "gain/4" in numbers) for _, numbers in kept] == [(True, True)] * 3 + [
+        (False, True)
+    ] * 3
+
+
+def test_a_model_that_is_not_measured_at_all_is_no_silent_gap():
+    model, kept = net().eval(), Kept()
+    with pytest.warns(MeasurementWarning, match=r"'0', '2', '4' \(eval mode\)"):
+        fit(model, watch(model, to=kept))
+    assert kept == []
+    with pytest.warns(MeasurementWarning, match="no training forward"):
+        watch(net()).log(0)
+
+
+def test_a_layer_that_was_replaced_is_named():
+    model = net()
+    watching = watch(model)
+    model[4] = nn.Linear(8, 2)
+    with pytest.warns(MeasurementWarning, match=r"'4' \(no longer in the model\)"):
+        fit(model, watching, steps=1)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_layer_that_a_step_does_not_need_is_a_silent_gap():
+    model, kept = net(), Kept()
+    watching = watch(model, every=1, to=kept, log="all")
+    for step, x in enumerate(batches(4)):
+        (model if step % 2 else model[:3])(x).sum().backward()
+        watching.log(step)
+    assert ["gain/4" in numbers for _, numbers in kept] == [False, True] * 2
+
+
+def test_a_constraint_that_was_detached_writes_nothing_more():
+    model, kept = net(), Kept()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    constraint = MaxGain(model, INF).attach(optimizer)
+    watching = watch(constraint, every=1, to=kept)
+    for step, x in enumerate(batches(4)):
+        if step == 2:
+            constraint.detach()
+        model(x).square().mean().backward()
+        optimizer.step()
+        watching.log(step)
+    assert [step for step, _ in kept] == [0, 1]
 
 
 # Where numbers go.
@@ -189,10 +250,12 @@ def test_weights_and_biases_gets_an_axis_of_its_own_because_it_drops_earlier_ste
 
 
 def test_json_lines(tmp_path):
-    model = net()
-    spoil = lambda step, x: x * math.nan if step else x  # noqa: E731
+    watching = watch(nn.Linear(4, 4), every=1, to=tmp_path / "gains.jsonl")
+    watching.constraint.model(torch.ones(2, 4))
+    watching.log(torch.tensor(0))  # as any whole number
+    watching.constraint.model(torch.full((2, 4), math.nan))
     with pytest.warns(MeasurementWarning):
-        fit(model, watch(model, every=1, to=tmp_path / "gains.jsonl"), steps=2, spoil=spoil)
+        watching.log(1)
     first, last = map(json.loads, (tmp_path / "gains.jsonl").read_text().splitlines())
     assert first["step"] == 0
     assert first["gain/worst"] > 0
@@ -215,12 +278,15 @@ def test_tensorboard(tmp_path):
     "wrong",
     [
         {"to": object()},
+        {"to": Kept},
+        {"to": lambda numbers: None},
         {"to": logging.getLogger("x")},
         {"log": "best"},
         {"jump": 1.0},
         {"jump": None},
         {"warmup": None},
         {"on_alarm": "stop"},
+        {"on_alarm": lambda: None},
         {"gamma": 2.0},
         {"growth": math.nan},
         {"every": 0},
@@ -229,6 +295,17 @@ def test_tensorboard(tmp_path):
 def test_wrong_arguments_are_refused(wrong):
     with pytest.raises(MaxGainError):
         watch(net(), **wrong)
+
+
+@pytest.mark.parametrize("step", ["first", 0.5, None])
+def test_a_step_is_a_whole_number(step):
+    with pytest.raises(MaxGainError, match="step must be a whole number"):
+        watch(net()).log(step)
+
+
+def test_a_misspelt_argument_is_refused():
+    with pytest.raises(TypeError, match=r"watch\(\).*'evry'"):
+        watch(net(), evry=2)
 
 
 def test_options_of_a_constraint_that_exists_are_refused():
@@ -367,6 +444,15 @@ def test_masked_tokens_do_not_count():
     model(x)
     with pytest.raises(MaxGainError, match=r"no layer took the mask of shape \(2, 2\)"):
         watching.log(2)
+    with pytest.raises(MaxGainError, match="not list"):
+        watching.mask = [[1, 1, 1], [1, 1, 0]]
+
+
+def test_a_mask_needs_instances_that_are_tokens():
+    model = net()
+    for constraint in (MaxGain(model, INF, instance="sample"), Lipschitz(model, 2.0)):
+        with pytest.raises(MaxGainError, match="tokens"):
+            watch(constraint).mask = torch.ones(16)
 
 
 def test_a_mask_for_each_batch_goes_with_steps_that_measure_nothing():

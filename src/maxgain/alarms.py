@@ -65,7 +65,7 @@ class Alarms:
 
     jump: float
     growth: float
-    warmup: int
+    warmup: float
     """For how many logged steps only what is not finite is an alarm."""
     pasts: dict[str, Past] = field(default_factory=dict)
 

@@ -48,7 +48,7 @@ REMEDIES = {
     "hook lost": f"{_AGAIN}, or call detach() and attach().",
     "eval mode": "Call model.train(), or pass exclude=….",
     UNHELD: "Attach the one that does, add it to yours with add_param_group(), or freeze it.",
-    NOT_CALLED: "Its weight is used directly (functional_call, DataParallel), under no_grad, or step() ran twice.",
+    NOT_CALLED: "Its weight is used directly (functional_call, DataParallel) or under no_grad, or step() ran twice.",
 }
 """Each reason, as the constraint's table notes it, and what to do."""
 
@@ -102,7 +102,8 @@ def check_not_bounded(rows: list[Row]) -> Iterator[Finding]:
         is_free = row.is_bounded and row.reason == UNHELD
         if row.reason in (ADDED, COMPUTED) or (row.gradient and (row.size == -1 or is_free)):
             why = row.reason or "no training forward since the last step"
-            yield f"Trained but not bounded: {{}} ({why}). {REMEDIES[row.reason]}", row.name, (row.reason, row.name)
+            what = "bounded" if row.is_bounded else "measured"
+            yield f"Trained but not {what}: {{}} ({why}). {REMEDIES[row.reason]}", row.name, (row.reason, row.name)
 
 
 def check_not_finite(rows: list[Row]) -> Iterator[Finding]:
@@ -175,9 +176,12 @@ class Checks:
                 self.report(*self.pending)
 
     def report(self, known: list[tuple[Any, ...]], slots: list[int | None], numbers: Tensor, _: Any) -> None:
-        """Check a snapshot, and warn of what was not said yet, all in one warning."""
+        """Check a snapshot that has arrived."""
         self.pending, columns = None, numbers.T.tolist()
-        rows = [Row(*of, *(() if at is None else columns[at])) for of, at in zip(known, slots, strict=True)]
+        self.say([Row(*of, *(() if at is None else columns[at])) for of, at in zip(known, slots, strict=True)])
+
+    def say(self, rows: list[Row]) -> None:
+        """Warn of what was not said yet of these layers, all in one warning."""
         new: dict[str, list[str]] = {}
         for text, layer, key in (finding for check in CHECKS for finding in check(rows)):
             if key not in self.said:

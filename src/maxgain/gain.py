@@ -81,13 +81,27 @@ class MaxGain(Constraint):
         self.p, self.instance, self.every = check_p(p), check_instance(instance), every
         if not isinstance(every, int) or every < 1:
             raise MaxGainError(f"every must be a whole number from 1 on, not {every!r:.40}.")
-        self.mask: Tensor | None = None
-        """Which tokens count, such as an attention mask: set it before a forward; 0 leaves a token out. Compiled
-        forwards do not see it."""
+        self._mask: Tensor | None = None
         self.mask_uses = 0
-        """How many forwards of layers took a mask."""
+        """How many forwards of layers took the mask."""
         super().__init__(model, gamma, parts=parts, include=include, exclude=exclude, process_group=process_group)
         self._buffer.p = self.p
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Which tokens count, such as an attention mask: set it before a forward; 0 leaves a token out.
+
+        Compiled forwards do not see it.
+        """
+        return self._mask
+
+    @mask.setter
+    def mask(self, mask: Tensor | None) -> None:
+        if not (mask is None or isinstance(mask, Tensor)):
+            raise MaxGainError(f"mask must be a tensor or None, not {type(mask).__name__}.")
+        if self.instance != "auto":
+            raise MaxGainError("a mask leaves out tokens, which are instances only with instance='auto'.")
+        self._mask, self.mask_uses = mask, 0
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -159,7 +173,7 @@ class _Hook(_torch.ForwardHook):
             return
         mask = self.constraint.mask
         if mask is not None and self.layer.kind.dims == 1 and mask.shape == x.shape[:-1]:
-            x = x.masked_fill(mask.unsqueeze(-1) == 0, 0)  # an input of zero has no gain
+            x = x.masked_fill(mask.to(x.device).unsqueeze(-1) == 0, 0)  # an input of zero has no gain
             self.constraint.mask_uses += 1
         if is_sharded(x) or is_sharded(output):
             with gathered_parameters(module):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import operator
 import statistics
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from .alarms import Alarm, Alarms
-from .checks import warn
+from .checks import Row, reasons_not_bounded, warn
 from .constraint import Constraint
 from .distributed import max_over_ranks
 from .errors import MaxGainError
@@ -33,7 +33,7 @@ Log = Literal["worst", "all"]
 Send = Callable[[dict[str, float], int], Any]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Watch:
     """What ``watch`` returns: call ``log(step)`` once after each optimizer step."""
 
@@ -48,6 +48,8 @@ class Watch:
     numbers: dict[str, float] = field(default_factory=dict)
     """What was logged last."""
     _calls: int = 0
+    _seen: dict[str, float] = field(default_factory=dict)
+    """How often each layer was measured until the last logged step."""
     _pending: tuple[int, Tensor, Any] | None = None
 
     def log(self, step: int) -> None:
@@ -56,6 +58,10 @@ class Watch:
         On a GPU the numbers are copied without waiting, and handled by the call after they have arrived, normally the
         next. Where several ranks train one model, all of them call this.
         """
+        try:
+            step = operator.index(step)
+        except TypeError:
+            raise MaxGainError(f"step must be a whole number, not {step!r:.40}.") from None
         if self.is_own:
             self.constraint.step()
         elif not self._calls and not self.constraint._attached:
@@ -82,10 +88,13 @@ class Watch:
         (step, rows, arrival), self._pending = self._pending, None
         if arrival is not None:
             arrival.synchronize()
-        gains, scales, dropped = (self.constraint._by_name(row) for row in rows)
-        gains = {name: gain for name, gain in gains.items() if dropped[name] or not math.isnan(gain)}
+        known, scales, measured, dropped = (self.constraint._by_name(row) for row in rows)
+        seen, self._seen = self._seen, {name: measured[name] + dropped[name] for name in known}
+        gains = {name: gain for name, gain in known.items() if self._seen[name] > seen.get(name, 0)}
+        if self.is_own and self.constraint._hooks and len(gains) < len(known):
+            self._name_unmeasured(gains)
         if not gains:
-            return  # nothing was measured
+            return
         self.numbers = curves(gains, scales if any(self.constraint._is_bounded) else {}, self.curves)
         self.send(self.numbers, step)
         if alarm := self.alarms.judge(step, gains, dropped):
@@ -103,13 +112,13 @@ class Watch:
 
         It holds for dense layers whose input has the mask's shape and one more dimension, and until it is set again.
         """
-        return self.constraint.mask if isinstance(self.constraint, MaxGain) else None
+        return getattr(self.constraint, "mask", None)
 
     @mask.setter
     def mask(self, mask: Tensor | None) -> None:
-        if not isinstance(self.constraint, MaxGain) or self.constraint.instance != "auto":
-            raise MaxGainError("a mask leaves out tokens: it needs a MaxGain with instance='auto'.")
-        self.constraint.mask, self.constraint.mask_uses = mask, 0
+        if not isinstance(self.constraint, MaxGain):
+            raise MaxGainError(f"a mask leaves out tokens, which {type(self.constraint).__name__} does not measure.")
+        self.constraint.mask = mask
 
     def _ignores_mask(self) -> bool:
         """Whether a step was measured and none of its forwards took the mask."""
@@ -117,11 +126,23 @@ class Watch:
         steps = [attached.steps - 1 for attached in constraint._attached.values()]
         return not constraint.mask_uses and any(step % constraint.every == 0 for step in steps)
 
+    def _name_unmeasured(self, gains: Mapping[str, float]) -> None:
+        """Warn once of the layers that had no gain; one that was merely not called is silent, unless all were."""
+        rows = [
+            Row(layer.name, reason, is_bounded=False, size=-1, gradient=1)
+            for layer, reason in reasons_not_bounded(self.constraint).items()
+            if layer.name not in gains and (reason not in ("", "frozen") or not gains)
+        ]
+        self.constraint._attached[None].checks.say(rows)
+
+    def __repr__(self) -> str:
+        return f"<Watch of {self.constraint!r}, every={self.every}>"
+
     def _snapshot(self) -> tuple[Tensor, Any]:
         """Copy what a step found, from a GPU without waiting: the event says when it has arrived."""
         constraint = self.constraint
         dropped = max_over_ranks(constraint._buffer.dropped.to(constraint._gains.dtype), constraint.process_group)
-        rows = torch.stack([constraint._gains, constraint._scales, dropped])
+        rows = torch.stack([constraint._gains, constraint._scales, constraint._counts[0].to(dropped), dropped])
         if not rows.is_cuda:
             return rows.cpu(), None
         copy = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)
@@ -174,12 +195,13 @@ def watch(
         8 ['gain/worst', 'gain/median', 'gain/0']
     """
     for name, value, is_valid, what in (
+        ("to", to, not isinstance(to, type), "a writer that is made"),
         ("log", log, log in ("worst", "all"), "'worst' or 'all'"),
         ("every", every, isinstance(every, int) and every >= 1, "a whole number from 1 on"),
         ("jump", jump, isinstance(jump, int | float) and jump > 1, "a number above 1 (inf: never an alarm)"),
         ("growth", growth, isinstance(growth, int | float) and growth > 1, "a number above 1 (inf: never an alarm)"),
         ("warmup", warmup, isinstance(warmup, int | float) and warmup >= 0, "a number of steps"),
-        ("on_alarm", on_alarm, on_alarm is None or callable(on_alarm), "a function of an Alarm"),
+        ("on_alarm", on_alarm, on_alarm is None or takes(on_alarm, None), "a function of an Alarm"),
     ):
         if not is_valid:
             raise MaxGainError(f"{name} must be {what}, not {value!r:.40}.")
@@ -190,9 +212,18 @@ def watch(
     is_own = not isinstance(model, Constraint)
     if options and not is_own:
         raise MaxGainError(f"this {type(model).__name__} is made already: pass {', '.join(options)} to it.")
+    expect_known("watch", options)
     constraint = model if isinstance(model, Constraint) else MaxGain(model, math.inf, every=every, **options)
-    alarms = Alarms(jump, growth, math.ceil(warmup / every))
+    alarms = Alarms(jump, growth, warmup / every)
     return Watch(constraint, is_own, every, sender(to), log, alarms, on_alarm or (lambda alarm: warn(str(alarm))))
+
+
+def expect_known(caller: str, options: Mapping[str, Any]) -> None:
+    """Refuse what ``MaxGain`` does not take, such as a misspelt argument."""
+    try:
+        inspect.signature(MaxGain).bind(None, **options)
+    except TypeError as error:
+        raise TypeError(f"{caller}() {error}; see help(MaxGain) and help(watch).") from None
 
 
 def curves(gains: Mapping[str, float], scales: Mapping[str, float], log: Log) -> dict[str, float]:
@@ -226,15 +257,25 @@ def sender(to: Any) -> Send:
         return lambda numbers, step: to.log({**numbers, "watched_step": step})
     log: Any
     for log in (getattr(to, "log_metrics", None), getattr(to, "log", None)):
-        with suppress(TypeError, ValueError):  # Python's own loggers have a log, too, which takes no numbers
-            inspect.signature(log).bind({}, step=0)
+        if takes(log, {}, step=0):  # Python's own loggers have a log, too, which takes no numbers
             return lambda numbers, step: log(numbers, step=step)  # Lightning, MLflow; trackio, Accelerate
-    if callable(to):
+    if takes(to, {}, 0):
         return to  # type: ignore[no-any-return]
     raise MaxGainError(
-        f"nothing can be written to {type(to).__name__}: pass a TensorBoard SummaryWriter, a Weights & Biases run, "
+        f"nothing can be written to {to!r:.80}: pass a TensorBoard SummaryWriter, a Weights & Biases run, "
         "trackio, a Lightning logger, a path, or a function of a dictionary and the step."
     )
+
+
+def takes(function: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether something can be called with these; what has no signature is taken at its word."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    except ValueError:
+        return callable(function)
+    return True
 
 
 def _append(path: Path, numbers: Mapping[str, float], step: int) -> None:

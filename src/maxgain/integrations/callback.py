@@ -12,7 +12,7 @@ from torch import nn
 from ..alarms import Alarm
 from ..gain import MaxGain
 from ..layers import Bound
-from ..watching import Watch, watch
+from ..watching import Watch, expect_known, watch
 
 
 class GainCallback:
@@ -36,10 +36,7 @@ class GainCallback:
         known = inspect.signature(watch).parameters
         self._watch = {name: value for name, value in options.items() if name in known}
         self._measure = {name: value for name, value in options.items() if name not in known}
-        try:  # a misspelt argument is known at once
-            inspect.signature(MaxGain).bind(None, gamma, **self._measure)
-        except TypeError as error:
-            raise TypeError(f"{type(self).__name__}() {error}; see help(MaxGain) and help(watch).") from None
+        expect_known(type(self).__name__, self._measure)
 
     def begin(self, model: nn.Module, optimizers: Iterable[Any], *, is_writing: bool) -> None:
         """Measure and bound the model from here on; one rank writes."""
