@@ -13,7 +13,7 @@ from torch import Tensor
 from maxgain.errors import DataError
 
 from .formats import to_bytes
-from .splits import Dataset, Split, cut, shared_images, stratified_order
+from .splits import Dataset, Split, cut, expect_trained, shared_images, stratified_order
 from .table import DATASETS
 
 HELD_OUT = 0.2
@@ -36,7 +36,13 @@ def dataset(
         validation: What numbers are chosen on; final runs are trained on it too. Default: a fifth of `train`.
         classes: The names of the classes; numbers by default.
     """
-    if not name or name in DATASETS or name.strip() != name or "/" in name or name[0] in ".-":
+    if (
+        not isinstance(name, str)
+        or name in DATASETS
+        or name.strip() != name
+        or "/" in name
+        or name[:1] in ("", ".", "-")
+    ):
         raise DataError(f"{name!r} cannot be the name of your data set: choose another.", field="name")
     parts = {"train": _split("train", train), "test": _split("test", test)}
     if validation is not None:
@@ -55,6 +61,7 @@ def dataset(
     if most >= len(names):
         raise DataError(f"label {most} is beyond the {len(names)} classes, counted from 0.")
     train, validation, test = parts["train"], parts["validation"], parts["test"]
+    expect_trained(train, validation, test, names)
     note = shared_images(train, validation, test)
     return Dataset(name, train, validation, test, names, note=note, source="arrays")
 
@@ -105,7 +112,10 @@ def _tensor(what: str, given: Any) -> Tensor:
     """A copy of the numbers, so that nobody changes them later."""
     if isinstance(given, Tensor):
         return given.detach().cpu().clone(memory_format=torch.contiguous_format)
-    array = np.asarray(given)
+    try:
+        array = np.asarray(given)
+    except ValueError as error:
+        raise DataError(f"{what} must be numbers in one array.") from error
     if array.dtype.kind not in "biuf":
         raise DataError(f"{what} must be numbers, not {array.dtype}.")
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))

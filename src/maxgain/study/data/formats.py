@@ -72,9 +72,9 @@ def expect_labels(path: Path, labels: NDArray[Any], allowed: range) -> None:
         )
 
 
-def find_pictures(folder: Path) -> list[Path]:
-    """All image files in `folder` and below it but hidden ones, in order of path."""
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+def find_files(folder: Path) -> list[Path]:
+    """All files in `folder` and below it but hidden ones, in order of path."""
+    found = (path for path in folder.rglob("*") if path.is_file())
     return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 
 
@@ -88,17 +88,19 @@ def read_pictures(paths: Sequence[Path], side: int) -> Bytes:
 
 
 def read_picture(path: Path, side: int) -> Bytes:
-    """One picture as (3, side, side): its smaller side resized to `side`, then the central square of that."""
-    from PIL import Image
+    """One picture as (3, side, side): its central square as a viewer shows it, upright and on white, resized."""
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(path, formats=FORMATS) as file:
-            width, height = (max(side, round(length * side / min(file.size))) for length in file.size)
-            resized = to_bytes(file).convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
+            image = ImageOps.exif_transpose(to_bytes(file.convert("RGBA") if file.mode == "P" else file))
+            if image.has_transparency_data:
+                image = image.convert("RGBA")
+                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+            square = ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.LANCZOS)
     except Exception as error:  # the decoders raise many kinds
         raise DataError(f"cannot read {path} as an image ({error}); repair or remove it.") from error
-    left, top = (width - side) // 2, (height - side) // 2
-    return np.asarray(resized.crop((left, top, left + side, top + side))).transpose(2, 0, 1)
+    return np.asarray(square).transpose(2, 0, 1)
 
 
 def to_bytes(image: Image.Image) -> Image.Image:

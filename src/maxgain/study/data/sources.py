@@ -18,7 +18,7 @@ from maxgain.errors import DataError
 
 from .. import _files
 from . import formats
-from .splits import Bytes, Dataset, Split, cut, shared_images, stratified_order
+from .splits import Bytes, Dataset, Split, cut, expect_trained, shared_images, stratified_order
 
 SEED = 0
 """Of the draws that split data sets which come without a split; another seed would be another data set."""
@@ -270,7 +270,7 @@ class Folder(Source):
     default_side: ClassVar[int] = 96
 
     def load(self, root: Path, fold: int | None, side: int | None) -> Dataset:
-        """Read every image, its smaller side resized to `side` and its central square cut out."""
+        """Read the central square of every image, resized to `side`; `note` names files that are no images."""
         where, side = self.locate(root), self.default_side if side is None else side
         if not 1 <= side <= 4096:
             raise DataError(f"image_size must be from 1 to 4096 pixels, not {side}.", field="image_size")
@@ -281,8 +281,13 @@ class Folder(Source):
             )
             for part in parts
         )
-        note = shared_images(train, validation, test)
-        return Dataset(self.name, train, validation, test, classes, fold, note=note, source="a folder of images")
+        expect_trained(train, validation, test, classes)
+        others = [path.suffix.lower() or path.name for path in formats.find_files(where) if not _is_picture(path)]
+        unread = f"files that were not read: {len(others):,} ({', '.join(sorted(set(others)))})" if others else ""
+        notes = filter(None, [shared_images(train, validation, test), unread])
+        return Dataset(
+            self.name, train, validation, test, classes, fold, note="; ".join(notes), source="a folder of images"
+        )
 
     def locate(self, root: Path) -> Path:
         """The root itself."""
@@ -320,7 +325,7 @@ class Folder(Source):
         names = tuple(folder.name for folder in _subfolders(where))
         if len(names) < 2:
             raise DataError(
-                f"{where} has {len(names)} folders, expected one for each class: {self.remedy}.", field="data"
+                f"{where} needs a folder of images for each class, at least 2, but has {len(names)}.", field="data"
             )
         return names
 
@@ -329,15 +334,25 @@ class Folder(Source):
             raise DataError(
                 f"{where} has a folder {min(unknown)}, which is no class of the training images.", field="data"
             )
-        files = [(path, label) for label, name in enumerate(classes) for path in formats.find_pictures(where / name)]
+        files = [
+            (path, label)
+            for label, name in enumerate(classes)
+            for path in formats.find_files(where / name)
+            if _is_picture(path)
+        ]
         labels = {label for _, label in files}
         if empty := [name for label, name in enumerate(classes) if label not in labels]:
-            raise DataError(f"{where / empty[0]} has no images: {self.remedy}.", field="data")
+            known = ", ".join(sorted(formats.SUFFIXES))
+            raise DataError(f"{where / empty[0]} has no images ({known}): add some, or remove it.", field="data")
         return files
 
 
 def _subfolders(where: Path) -> list[Path]:
     return sorted(path for path in where.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _is_picture(path: Path) -> bool:
+    return path.suffix.lower() in formats.SUFFIXES
 
 
 def _stratified(files: Listing, *fractions: float) -> list[Listing]:

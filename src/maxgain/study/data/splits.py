@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -143,6 +143,12 @@ def stratified_order(labels: NDArray[Any], seed: int) -> NDArray[np.intp]:
 def cut(order: NDArray[np.intp], *fractions: float) -> list[NDArray[np.intp]]:
     """The consecutive stretches of `order` between these fractions of its length."""
     return np.split(order, [round(fraction * len(order)) for fraction in fractions])
+
+
+def expect_trained(train: Split, validation: Split, test: Split, classes: Sequence[str]) -> None:
+    """Refuse a class that no training image has."""
+    if unknown := {*validation.labels.tolist(), *test.labels.tolist()} - {*train.labels.tolist()}:
+        raise DataError(f"no training image is of the class {classes[min(unknown)]!r}: add some.", field="data")
 
 
 def shared_images(train: Split, validation: Split, test: Split) -> str:

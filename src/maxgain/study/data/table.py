@@ -116,7 +116,7 @@ _ROWS: tuple[Source, ...] = (
         name="folder",
         what="your own images, one folder for each class",
         size="as many as there are, resized and cropped",
-        remedy="pass a folder that has one folder of images for each class as data",
+        remedy="choose one that has a folder of images for each class",
     ),
 )
 DATASETS = Table("dataset", DataError, {source.name: source for source in _ROWS})
