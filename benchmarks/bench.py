@@ -269,7 +269,7 @@ class Bench:
         """The layers that no kernel measured and why, and whether one launch divides the weights."""
         constraint = self.sides["MaxGain"].constraint
         assert constraint is not None
-        slots = zip(constraint.gains, constraint._slots, strict=True)
+        slots = zip(constraint.gains, constraint._slots.values(), strict=True)
         plans = [attached.plan for attached in constraint._attached.values()]
         return {
             "layers": len(constraint.gains),

@@ -56,7 +56,7 @@ def tried(family: Any) -> dict[str, Any]:
         for _ in range(STEPS + 1):
             step(model, batch, optimizer)
     trained = {name for name in bounds if name != "*" and model.get_submodule(name).weight.requires_grad}
-    measured = [layer for layer in constraint._layers if layer.name in gains]
+    measured = [layer for layer in constraint._slots if layer.name in gains]
     return {
         "model": family.name,
         "remark": family.remark,

@@ -56,7 +56,7 @@ def step_once(model: nn.Module, inputs: tuple[Any, ...], **options: Any) -> tupl
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", MeasurementWarning)
         constraint = MaxGain(model, GAMMA, **options)
-        watched = [layer.module for layer in constraint._layers]
+        watched = [layer.module for layer in constraint._slots]
         handles = [module.register_forward_hook(note, with_kwargs=True) for module in watched]
         before = {module: module.weight.detach().clone() for module in watched}
         optimizer = frozen_sgd(model)
@@ -68,7 +68,7 @@ def step_once(model: nn.Module, inputs: tuple[Any, ...], **options: Any) -> tupl
     for handle in handles:
         handle.remove()
     seen: set[int] = set()
-    for layer in constraint._layers:
+    for layer in constraint._slots:
         gain, scale = constraint.gains[layer.name], constraint.scales[layer.name]
         if math.isnan(gain):
             assert any(repr(layer.name) in str(one.message) or "more" in str(one.message) for one in caught), layer.name

@@ -63,7 +63,7 @@ class Updates:
     def __init__(self, constraint: Any, report: Callable[[Any], None]) -> None:
         self.constraint, self.report = weakref.ref(constraint), report
         self.count, self.steps, self.version = 0, -1, -1
-        trained = [layer.parameter for layer in constraint._layers if layer.parameter.requires_grad][:1]
+        trained = [layer.parameter for layer in constraint._slots if layer.parameter.requires_grad][:1]
         usable = [weight for weight in trained if weight.is_leaf and not hasattr(type(weight), "full_tensor")]
         self.handles = [weight.register_post_accumulate_grad_hook(self) for weight in usable]
 

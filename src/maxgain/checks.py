@@ -59,7 +59,7 @@ def reasons_not_bounded(constraint: Constraint) -> dict[Layer, str]:
     held = set[int]().union(*map(_torch.parameters_of, constraint._attached))
     hooks = {hook.layer: hook for hook in constraint._hooks}
     measures, found = constraint.measures_training, {}
-    for layer in constraint._layers:
+    for layer in constraint._slots:
         module, weight = layer.module, layer.parameter
         reasons = {
             "no longer in the model": module not in modules,
@@ -192,7 +192,7 @@ class Checks:
 
 def take_snapshot(constraint: Constraint, optimizer: Optimizer | None, plan: StepPlan, sizes: Tensor) -> Snapshot:
     """Begin to copy all numbers of a step that the checks want, without waiting for them."""
-    layers = [pair for pair in zip(constraint._layers, constraint._slots, strict=True) if pair[1] in plan.slots]
+    layers = [pair for pair in constraint._slots.items() if pair[1] in plan.slots]
     gradients = torch.zeros_like(sizes)
     for layer, slot in layers:
         weight = layer.parameter
@@ -214,7 +214,7 @@ def added(constraint: Constraint, optimizer: Optimizer | None) -> list[str]:
     """The layers that came after the constraint, if the optimizer holds them or they have a gradient all the same."""
     if constraint._explicit or optimizer is None:
         return []
-    known, held = {id(layer.module) for layer in constraint._layers}, _torch.parameters_of(optimizer)
+    known, held = {id(layer.module) for layer in constraint._slots}, _torch.parameters_of(optimizer)
     skipped = {name.split("[")[0] for name in constraint.skipped}  # of blocks, too
     return [
         layer.name
@@ -230,7 +230,7 @@ def added(constraint: Constraint, optimizer: Optimizer | None) -> list[str]:
 
 def without_bound(constraint: Constraint) -> str:
     """One sentence about the weights without a bound: their share, their names, what to do; or nothing."""
-    share, unknown = uncovered(constraint.model, constraint._layers, constraint.skipped, constraint._exclude)
+    share, unknown = uncovered(constraint.model, constraint._slots, constraint.skipped, constraint._exclude)
     reasons = dict(constraint.skipped)
     if unknown and share >= SIZEABLE:
         is_packed = any("expert" in name for name in unknown)
@@ -244,7 +244,7 @@ def without_bound(constraint: Constraint) -> str:
 
 def bounded_twice(constraint: Constraint) -> str:
     """One sentence about layers that another constraint bounds by their gains already; or nothing."""
-    hooks = [hook for layer in constraint._layers for hook in layer.module._forward_hooks.values()]
+    hooks = [hook for layer in constraint._slots for hook in layer.module._forward_hooks.values()]
     owners: list[Any] = [getattr(hook, "constraint", None) for hook in hooks if isinstance(hook, _torch.ForwardHook)]
     alike = [one for one in owners if one is not constraint and type(one) is type(constraint) and any(one._is_bounded)]
     if not alike or not any(constraint._is_bounded):
@@ -257,7 +257,7 @@ def bounded_twice(constraint: Constraint) -> str:
 
 def differing(constraint: Constraint) -> str:
     """One sentence about ranks that take each other's gains for their own; or nothing. A collective."""
-    why = differing_ranks(constraint._layers, constraint.process_group, constraint._gains.device)
+    why = differing_ranks(constraint._slots, constraint.process_group, constraint._gains.device)
     remedy = "Pass process_group=, the ranks that train one model, or process_group=False."
     return f"{why}, but take the largest of each other's gains. {remedy}" if why else ""
 

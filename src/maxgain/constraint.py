@@ -127,13 +127,15 @@ class Constraint:
         """The layers that have no bound although they hold weights, and why."""
         self._unsaid: dict[str, str] = {}
         self._exclude, self._explicit = as_globs(exclude), include is not None
-        self._layers, self._slots = found.layers, _number_weights(found.layers)
+        _expect_no_overlap(found.layers)
+        self._slots = _number_weights(found.layers, {})
+        """Every layer and the number of its weight, which layers that share a weight have in common."""
         self._is_bounded: list[bool] = []
         self._paused = False
         self._attached: dict[Optimizer | None, Attached] = {}
         self._hooks: list[Any] = []
         self._updates: _torch.Updates | None = None
-        device, count = _device(found.layers), 1 + max(self._slots)
+        device, count = _device(found.layers), len(found.layers)
         is_double = any(layer.parameter.dtype == torch.float64 for layer in found.layers)
         dtype = torch.float64 if is_double else torch.float32
         self._gains = torch.full((count,), torch.nan, dtype=dtype, device=device)
@@ -156,10 +158,10 @@ class Constraint:
 
     @bound.setter
     def bound(self, bound: Bound) -> None:
-        bounds = resolve_bounds(bound, [layer.name for layer in self._layers], self.bound_name, self.skipped)
+        bounds = resolve_bounds(bound, [layer.name for layer in self._slots], self.bound_name, self.skipped)
         self._bound: Bound = dict(bound) if isinstance(bound, Mapping) else float(bound)
         smallest = [float("inf")] * len(self._bounds)
-        for slot, value in zip(self._slots, bounds, strict=True):
+        for slot, value in zip(self._slots.values(), bounds, strict=True):
             smallest[slot] = min(smallest[slot], value)
         values = torch.tensor(smallest, dtype=self._bounds.dtype, device=self._bounds.device)
         self._bounds.copy_(values)  # in place: a captured step sees it too
@@ -182,7 +184,7 @@ class Constraint:
     def last_gains(self) -> Tensor:
         """The gains as a tensor on the device, in the order of the layers, which waits for nothing."""
         gains = self._gains.unbind()
-        return torch.stack([gains[slot] for slot in self._slots])
+        return torch.stack([gains[slot] for slot in self._slots.values()])
 
     def attach(self, optimizer: Any) -> Self:
         """From now on ``optimizer.step()`` also projects the weights that the optimizer holds.
@@ -190,7 +192,7 @@ class Constraint:
         Several optimizers may be attached: each projects what it steps. Of a wrapper (Accelerate's, SAM) the torch
         optimizer inside is attached.
         """
-        optimizer = _torch.inner_optimizer(optimizer, {id(layer.parameter) for layer in self._layers})
+        optimizer = _torch.inner_optimizer(optimizer, {id(layer.parameter) for layer in self._slots})
         if optimizer in self._attached:
             raise AttachError(f"this {type(optimizer).__name__} is attached to this {type(self).__name__} already.")
         models = [self.model] if isinstance(self.model, nn.Module) else self.model
@@ -227,7 +229,7 @@ class Constraint:
         buffer, was_paused, self._paused = self._buffer, self._paused, True
         resting, idle = buffer.resting.clone(), buffer.idle
         buffer.resting.fill_(2**30)  # on the device, so that captured forwards rest too
-        buffer.idle = {*self._slots}
+        buffer.idle = {*self._slots.values()}
         try:
             yield
         finally:
@@ -250,13 +252,13 @@ class Constraint:
         return text_table(["layer", self.bound_name, "gain", "scale", "divided", "note"], rows, title=repr(self))
 
     def __repr__(self) -> str:
-        count = f"{len(self._layers)} layer{'s' if len(self._layers) != 1 else ''}"
+        count = f"{len(self._slots)} layer{'s' if len(self._slots) != 1 else ''}"
         return f"<{type(self).__name__} of {count}, {self.bound_name}={self._bound!r}>"
 
     # --- What a subclass fills in
 
-    def _hooks_of(self, pairs: Iterable[tuple[Layer, int]]) -> list[Any]:
-        """Register hooks on layers, each of which is there with its slot."""
+    def _make_hooks(self) -> list[Any]:
+        """Register hooks on the layers."""
         return []
 
     def _estimate(self, plan: StepPlan) -> Tensor:
@@ -265,7 +267,7 @@ class Constraint:
         ``UNMEASURED`` are those that are not known, or not the plan's.
         """
         sizes = list(torch.full_like(self._gains, UNMEASURED).unbind())
-        for layer, slot in zip(self._layers, self._slots, strict=True):
+        for layer, slot in self._slots.items():
             if slot in plan.slots:
                 sizes[slot] = torch.maximum(sizes[slot], self._size(layer).to(sizes[slot]))
         return torch.stack(sizes)
@@ -347,8 +349,9 @@ class Constraint:
                     break
             else:
                 return attached.plan
-        if self._layers:
-            self._move_to(_device(self._layers))
+        if self._slots:
+            self._move_to(_device(self._slots))
+        self._number_again()
         for hook in self._hooks:
             hook.look_up()
         attached.plan = _make_plan(self, optimizer)
@@ -370,7 +373,7 @@ class Constraint:
         if self._updates is None:
             self._updates = _torch.Updates(self, lambda constraint: checks.warn(checks.not_attached(constraint)))
         if not self._hooks:
-            self._hooks = self._hooks_of(zip(self._layers, self._slots, strict=True))
+            self._hooks = self._make_hooks()
 
     def _fallback(self, slot: int) -> str:
         """Say why no kernel measures a slot on a GPU."""
@@ -393,27 +396,53 @@ class Constraint:
         for hook in [hook for hook in self._hooks if hook.layer is layer]:
             hook.remove()
             self._hooks.remove(hook)
-        place = self._layers.index(layer)
-        del self._layers[place], self._slots[place]
+        del self._slots[layer]
         self._forget_plans()
 
     def _by_name(self, packed: Tensor) -> dict[str, float]:
         values = packed.tolist()
-        return {layer.name: values[slot] for layer, slot in zip(self._layers, self._slots, strict=True)}
+        return {layer.name: values[slot] for layer, slot in self._slots.items()}
+
+    def _number_again(self) -> None:
+        """Follow weights that were tied or untied. What was measured before holds for all that may have shown it."""
+        slots, maxima = _number_weights(self._slots, self._slots), self._buffer.maxima
+        if slots != self._slots:
+            known = maxima.clone()
+            for layer, slot in slots.items():
+                torch.maximum(maxima[slot], known[self._slots[layer]], out=maxima[slot])
+            self._slots = slots
+            self.bound = self._bound
 
 
-def _number_weights(layers: Sequence[Layer]) -> list[int]:
-    """Number the weights: layers that share one have the same number. Overlapping memory is refused."""
-    slots: dict[Any, int] = {}
-    blocks: list[tuple[int, int, Layer]] = []
-    numbers = []
+def _number_weights(layers: Iterable[Layer], before: Mapping[Layer, int]) -> dict[Layer, int]:
+    """Number the weights, below the number of layers: layers that share one have the same, as before if they can."""
+    numbers: dict[Any, int] = {}
+    free = iter(sorted({*range(len(before) or len([*layers]))}.difference(before.values())))
+    slots = {}
     for layer in layers:
-        weight, key = layer.parameter, (id(layer.parameter), layer.part)
-        if not is_sharded(weight) and not weight.is_meta and weight.numel():
+        weight = layer.parameter
+        key: Any = layer if weight is None else (id(weight), layer.part)
+        if _is_here(weight):
+            key = layer.weight.data_ptr()
+        if key not in numbers:
+            slot = before.get(layer)
+            numbers[key] = next(free) if slot is None or slot in numbers.values() else slot
+        slots[layer] = numbers[key]
+    return slots
+
+
+def _is_here(weight: Any) -> bool:
+    """Whether a weight has an address: it is neither sharded nor empty nor on the meta device."""
+    return weight is not None and not is_sharded(weight) and not weight.is_meta and weight.numel() > 0
+
+
+def _expect_no_overlap(layers: Iterable[Layer]) -> None:
+    """Refuse weights that overlap in memory without being the same."""
+    blocks = []
+    for layer in layers:
+        if _is_here(layer.parameter):
             start = layer.weight.data_ptr()
-            key = (start, None)
-            blocks.append((start, start + (weight.nbytes if layer.part is None else 1), layer))
-        numbers.append(slots.setdefault(key, len(slots)))
+            blocks.append((start, start + (layer.parameter.nbytes if layer.part is None else 1), layer))
     blocks.sort(key=lambda block: block[:2])
     for (start, end, one), (next_start, _, other) in pairwise(blocks):
         (mine, theirs) = ((weight.shape, weight.stride()) for weight in (one.weight, other.weight))
@@ -422,7 +451,6 @@ def _number_weights(layers: Sequence[Layer]) -> list[int]:
                 f"the weight of layer {other.name!r} overlaps in memory with that of {one.name!r} in another layout: "
                 f"both cannot be divided. Pass exclude={other.name!r}."
             )
-    return numbers
 
 
 def _make_plan(constraint: Constraint, optimizer: Optimizer | None) -> StepPlan:
@@ -431,7 +459,7 @@ def _make_plan(constraint: Constraint, optimizer: Optimizer | None) -> StepPlan:
     others = [_torch.parameters_of(other) for other in constraint._attached if other not in (None, optimizer)]
     of_others = set[int]() if held is None else set[int]().union(*others) - held
     slots, origins, weights = set[int](), [], dict[Any, tuple[Tensor, int]]()
-    for layer, slot in zip(constraint._layers, constraint._slots, strict=True):
+    for layer, slot in constraint._slots.items():
         weight = layer.parameter
         if id(weight) in of_others:
             continue
@@ -444,14 +472,14 @@ def _make_plan(constraint: Constraint, optimizer: Optimizer | None) -> StepPlan:
             weights.setdefault(part.data_ptr() or id(weight), (part, slot))
     count, bounds = len(constraint._bounds), constraint._bounds
     parts, at = [part for part, _ in weights.values()], [slot for _, slot in weights.values()]
-    is_simple = constraint.divides and len(slots) == count and len({*at}) == len(at)
+    is_simple = constraint.divides and slots == {*constraint._slots.values()} and len({*at}) == len(at)
     can_fuse = is_simple and kernels.can_fuse(parts, bounds)
     fused = kernels.FusedProjection(parts, at, count, bounds.device) if can_fuse else None
     own, places = (torch.tensor(some, dtype=torch.int64, device=bounds.device) for some in (sorted(slots), at))
     return StepPlan(slots, own, parts, places, fused, origins)
 
 
-def _device(layers: Sequence[Layer]) -> torch.device:
+def _device(layers: Iterable[Layer]) -> torch.device:
     """Where sizes are kept: beside the first weight, or on the host while that is on the meta device."""
     weight = next(layer.parameter for layer in layers if layer.parameter is not None)
     return torch.device("cpu") if weight.is_meta else weight.device

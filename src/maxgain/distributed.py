@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -43,7 +43,7 @@ def max_over_ranks(packed: Tensor, group: Any) -> Tensor:
     return packed
 
 
-def differing_ranks(layers: Sequence[Layer], group: Any, device: torch.device) -> str:
+def differing_ranks(layers: Collection[Layer], group: Any, device: torch.device) -> str:
     """Say how the ranks of a group differ, in their layers or in their weights; or nothing. A collective."""
     if not is_exchanged(group):
         return ""

@@ -108,8 +108,8 @@ class MaxGain(Constraint):
         """How many instances of each layer had a gain that is not finite, and were left out."""
         return {name: int(count) for name, count in self._by_name(self._buffer.dropped).items()}
 
-    def _hooks_of(self, pairs: Iterable[tuple[Layer, int]]) -> list[Any]:
-        return [_Hook(layer, slot, self) for layer, slot in pairs]
+    def _make_hooks(self) -> list[Any]:
+        return [_Hook(layer, self) for layer in self._slots]
 
 
 class _Hook(_torch.ForwardHook):
@@ -117,15 +117,15 @@ class _Hook(_torch.ForwardHook):
 
     __slots__ = ("buffer", "constraint", "dims", "is_whole", "layer", "slot", "untried", "weight")
 
-    def __init__(self, layer: Layer, slot: int, constraint: MaxGain) -> None:
-        self.layer, self.slot, self.constraint, self.buffer = layer, slot, constraint, constraint._buffer
+    def __init__(self, layer: Layer, constraint: MaxGain) -> None:
+        self.layer, self.constraint, self.buffer = layer, constraint, constraint._buffer
         self.untried = layer.own_forward
         self.look_up()
         self.register(layer.module)
 
     def look_up(self) -> None:
         """Learn which parameter is the module's own; functional_call puts another in its place for a while."""
-        self.weight = self.layer.parameter
+        self.weight, self.slot = self.layer.parameter, self.constraint._slots[self.layer]
         self.is_whole = not (is_sharded(self.weight) or is_flat_shard(self.weight))  # else ranks put it together
         self.dims = tuple(self.layer.instance_dims(dim, self.constraint.instance) for dim in range(26))
 
@@ -231,8 +231,6 @@ def record(
 
     ``Wx`` is z less the bias ``vector``; of batch norm, which has no z, it is x times ``vector / sqrt(variance + ε)``.
     """
-    if is_idle(maxima, (slot,)):
-        return
     if x.is_cuda:
         reason = kernels.measure(maxima, dropped, resting, slot, x, z, vector, variance, eps, channel_dims, dims, p)
         if (buffer := buffers.get(maxima.data_ptr())) is not None:

@@ -42,7 +42,7 @@ class WeightClip(Constraint):
         return self._finite_sizes(layer).amax()
 
     def _shrink(self, plan: StepPlan, bounds: Tensor) -> Tensor:
-        users = dict(zip(reversed(self._slots), reversed(self._layers), strict=True))  # of each weight, the first layer
+        users = {slot: layer for layer, slot in reversed(self._slots.items())}  # of each weight, the first layer
         scales = torch.ones_like(bounds)
         for i, (weight, slot) in enumerate(zip(plan.weights, plan.at.tolist(), strict=True)):
             own = self._finite_sizes(users[slot])

@@ -28,6 +28,24 @@ def test_promise_08_a_tied_weight_is_scaled_by_the_largest_excess_under_the_smal
     torch.testing.assert_close(model[0].weight.detach(), weight * 0.1 / largest)
 
 
+@pytest.mark.parametrize("are_tied", [True, False])
+def test_promise_08_weights_that_are_tied_or_untied_later_are_followed(are_tied: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleList(nn.Linear(6, 6, bias=False) for _ in range(2))
+    first, second = model[0].weight, model[1].weight
+    optimizer = torch.optim.SGD([first, second], lr=0.0)
+    model[1].weight = second if are_tied else first
+    MaxGain(model, {"0": 0.5, "1": 0.1}).attach(optimizer)
+    model[1].weight = first if are_tied else second
+    inputs = rows(), torch.eye(6)
+    for _ in range(2):
+        sum(layer(x).sum() for layer, x in zip(model, inputs, strict=True)).backward()
+        optimizer.step()
+    sizes = [largest_gain(x @ layer.weight.T, x) for layer, x in zip(model, inputs, strict=True)]
+    assert max(sizes) == pytest.approx(0.1 if are_tied else 0.5, rel=1e-5)
+    assert sizes[1] <= 0.1001
+
+
 @pytest.mark.parametrize("calls", [1, 3])
 def test_promise_08_a_layer_that_is_called_several_times_is_scaled_once(calls: int) -> None:
     layer = nn.Linear(6, 6, bias=False)

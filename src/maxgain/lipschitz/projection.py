@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -74,15 +74,15 @@ class Lipschitz(Constraint):
         self._replayed = Replayed[Tensor]()
         super().__init__(model, bound, include=include, exclude=exclude, process_group=process_group)
 
-    def _hooks_of(self, pairs: Iterable[tuple[Layer, int]]) -> list[Any]:
-        self._norms = self._norms or {layer: FollowedNorm(layer, self) for layer in self._layers}
-        hooks = [norm for layer, _ in pairs if (norm := self._norms[layer]).needs_forwards]
+    def _make_hooks(self) -> list[Any]:
+        self._norms = self._norms or {layer: FollowedNorm(layer, self) for layer in self._slots}
+        hooks = [norm for layer in self._slots if (norm := self._norms[layer]).needs_forwards]
         for norm in hooks:
             norm.register(norm.layer.module)
         return hooks
 
     def _plan(self, optimizer: Optimizer | None) -> StepPlan:
-        for layer in list(self._layers):
+        for layer in list(self._slots):
             if reason := self._norms[layer].prepare():
                 self._skip(layer, reason)
         return super()._plan(optimizer)
@@ -91,7 +91,7 @@ class Lipschitz(Constraint):
         device, estimates = self._gains.device, partial(super()._estimate, plan)
         if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             return estimates()
-        own = [layer for layer, slot in zip(self._layers, self._slots, strict=True) if slot in plan.slots]
+        own = [layer for layer, slot in self._slots.items() if slot in plan.slots]
         known = [self._norms[layer].addresses(device) for layer in own]
         return estimates() if None in known else self._replayed(device, tuple(known), estimates)
 
@@ -116,7 +116,7 @@ class Lipschitz(Constraint):
             norm.load(state.get(key))
 
     def _keys(self) -> dict[str, FollowedNorm]:
-        return {f"{layer.name}.vectors": self._norms[layer] for layer in self._layers}
+        return {f"{layer.name}.vectors": self._norms[layer] for layer in self._slots}
 
 
 @dataclass(eq=False)
