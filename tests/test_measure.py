@@ -2,6 +2,9 @@
 
 import copy
 import math
+import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -179,6 +182,37 @@ class TestCompiled:
         for one in (whole, part):
             one(batches[0])
             assert measure_gains(one, batches).quantiles() == plain  # type: ignore[arg-type]
+
+    def test_threads_that_measure_at_once_leave_the_compiler_on(self) -> None:
+        compiled: list[Any] = []
+        entered, ended = threading.Event(), threading.Event()
+
+        def batches_of_first() -> Iterator[Tensor]:
+            yield torch.ones(2, 4)
+            entered.wait(0.3)  # in vain, where the second waits for the first
+
+        def batches_of_second() -> Iterator[Tensor]:
+            entered.set()
+            ended.wait(10)
+            yield torch.ones(2, 4)
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            compiled.append(graph)
+            return graph
+
+        torch.compile(nn.Linear(4, 2), backend="eager")(torch.ones(2, 4))  # what has compiled nothing has no stance
+        threads = [
+            threading.Thread(target=measure_gains, args=(nn.Linear(4, 2), batches()))
+            for batches in (batches_of_first, batches_of_second)
+        ]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.05)
+        threads[0].join()
+        ended.set()
+        threads[1].join()
+        torch.compile(nn.Linear(4, 2), backend=backend)(torch.ones(2, 4))
+        assert compiled
 
 
 @pytest.mark.parametrize("single", [torch.zeros(2, 6), {"pixels": torch.zeros(2, 6)}, "text", 5])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -159,6 +160,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+_one_at_a_time = threading.RLock()
+
+
 @contextmanager
 def observing(layers: Iterable[Layer], observe: Callable[..., None]) -> Iterator[None]:
     """Call ``observe(layer, args, kwargs, output)`` whenever one of the layers runs."""
@@ -167,10 +171,11 @@ def observing(layers: Iterable[Layer], observe: Callable[..., None]) -> Iterator
         with gathered_parameters(module):
             observe(layer, *call)
 
-    # Compiled parts of a model were compiled without these hooks. What was never imported has compiled nothing.
-    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     with ExitStack() as stack:
-        stack.enter_context(eager)
+        stack.enter_context(_one_at_a_time)  # the stance is the process's: a second thread would leave it behind
+        # Compiled parts of a model were compiled without these hooks. What was never imported has compiled nothing.
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         for layer in layers:
             handle = layer.module.register_forward_hook(partial(run, layer), with_kwargs=True)
             _torch.put_first(layer.module._forward_hooks, handle.id)
