@@ -16,8 +16,9 @@ from maxgain.study.result import Result, export, load
 from maxgain.study.run import Inputs
 from maxgain.study.running import Machine, run_missing
 
-from .document import ROOT, State, build, read
+from .document import ROOT, build
 from .plan import BRIDGE, EDGE, EXPERIMENTS, by_key
+from .state import State, read
 
 RESULTS = ROOT / "results" / "plan-2"
 REPEATS = {"edge": EDGE, "bridge": BRIDGE}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -15,15 +14,15 @@ from scipy import stats
 
 from maxgain.study.comparison import Comparison, Contrast, Row
 from maxgain.study.plan import Plan
-from maxgain.study.recipe import Recipe
 from maxgain.study.regularisers import parse
-from maxgain.study.result import Result, load
+from maxgain.study.result import Result
 from maxgain.study.sentences import listed, p_value, percent
 from maxgain.study.tuning import RULES, numbers_of
 
-from . import figures, paper
+from . import early, figures, paper
 from .figures import published_difference
-from .plan import EDGE, EXPERIMENTS, GAINS, GAMMA_CURVE, Experiment, by_key, early_choice, early_epoch
+from .plan import EDGE, EXPERIMENTS, GAINS, GAMMA_CURVE, Experiment, by_key
+from .state import State, read
 
 ROOT = Path(__file__).parents[1]
 DETAILS = "results/DETAILS.md"
@@ -50,76 +49,19 @@ ALSO = (("maxgain", "dropout"), ("maxgain", "batchnorm"), ("maxgain+batchnorm+dr
 
 BRIDGE_T = 2.78
 """Student's t of the bridge's limits, by PLAN-2.md."""
-PICKED = {
-    *(("cifar10", row) for row in paper.CIFAR10),
-    *((name, row) for name in ("svhn", "svhn8") for row in ("maxgain", "maxgain+batchnorm+dropout")),
-    *(("sins10", row) for row in paper.SINS10),
-}
-"""The searches that the early rule was made on."""
-EARLY_TESTS = 6
-"""The cases that PLAN-2.md tests it on."""
-EARLY_HEADS = ("recipe", "row", "read after epoch", "rule's γ", "best γ", "points lost", "by a random γ")
-
 Draw = Callable[[], Figure]
 
 
-@dataclass(frozen=True)
-class State:
-    """An experiment and what there is of it."""
-
-    experiment: Experiment
-    tuned: Mapping[str, Result]
-    results: Sequence[Result]
-    again: Sequence[Result] = ()
-    """Runs that were made again, of a recipe that has a result already."""
-
-    @cached_property
-    def settled(self) -> Experiment | None:
-        """The experiment with its recipe; None while that is being chosen."""
-        return self.experiment.settled(self.tuned)
-
-    @cached_property
-    def plan(self) -> Plan | None:
-        """The table's runs; None until all numbers are chosen."""
-        return self.settled.plan(self.tuned) if self.settled else None
-
-    @property
-    def searched(self) -> list[Recipe]:
-        """All runs that choose something, as far as they are known."""
-        tuning = self.settled.tuning() if self.settled else {}
-        return [*self.experiment.rehearsals(), *(recipe for recipes in tuning.values() for recipe in recipes)]
-
-    @cached_property
-    def comparison(self) -> Comparison | None:
-        """What came out; None before all runs are done, so that no score is seen early."""
-        if self.plan is None:
-            return None
-        found = self.experiment.compare(self.plan, self.results)
-        return None if any(row.missing for row in found.rows) else found
-
-    @property
-    def progress(self) -> str:
-        """How far it is."""
-        wanted = self.searched
-        tried = sum(recipe.key in self.tuned for recipe in wanted)
-        if self.plan is None:
-            return "not run" if not tried else f"choosing numbers: {tried} of {len(wanted)} runs"
-        rows = self.experiment.compare(self.plan, self.results).rows
-        planned, missing = sum(row.planned for row in rows), sum(row.missing for row in rows)
-        return "not run" if missing == planned and not tried else f"{planned - missing} of {planned} runs"
-
-
 def build(root: Path = ROOT) -> list[Path]:
-    """Write the document, its details, its figures and README's passage; return what was written."""
+    """Write both pages, their figures and the passage of docs/choosing-gamma.md; return what was written."""
     states = read(root / "results")
     drawn: dict[str, Draw] = {}
     pages = {
         root / "REPRODUCTION.md": document(states, drawn),
         root / DETAILS: details(states, drawn),
     }
-    for name, made in (("README.md", passage), ("docs/choosing-gamma.md", early_test)):
-        if (path := root / name).exists():
-            pages[path] = with_passage(path.read_text(encoding="utf-8"), made(states))
+    if (path := root / "docs" / "choosing-gamma.md").exists():
+        pages[path] = with_passage(path.read_text(encoding="utf-8"), early_test(states))
     for path, text in pages.items():
         path.write_text(text, encoding="utf-8", newline="\n")
     pictures = root / "results" / "figures"
@@ -127,24 +69,6 @@ def build(root: Path = ROOT) -> list[Path]:
     for name, draw in drawn.items():
         (pictures / f"{name}.svg").write_bytes(figures.svg(draw()))
     return [*pages, *(pictures / f"{name}.svg" for name in drawn)]
-
-
-def read(results: Path) -> dict[str, State]:
-    """All experiments, by what is in results/ and, where it was run since, in results/plan-2/."""
-    folders = [results, results / "plan-2"]
-    tuned, tuned_since = (by_key(_in(folder / "tuning")) for folder in folders)
-    final, since = (by_key(_in(folder)) for folder in folders)
-    again = [one for key, one in since.items() if key in final]  # which replace no recorded run
-    again += [one for key, one in tuned_since.items() if key in tuned]
-    tuned, final = {**tuned_since, **tuned}, {**since, **final}
-    return {
-        name: State(experiment, tuned, tuple(final.values()), tuple(again)) for name, experiment in EXPERIMENTS.items()
-    }
-
-
-def _in(folder: Path) -> Iterator[Result]:
-    for path in sorted(folder.glob("*.jsonl")):
-        yield from load(path)
 
 
 # REPRODUCTION.md
@@ -389,7 +313,7 @@ def details(states: Mapping[str, State], drawn: dict[str, Draw]) -> str:
         "rows that are marked; the others test it."
     )
     parts.append(early_table(states))
-    searched = {(case.experiment.recipe.name, case.row): (case.rule, case.lost) for case in early_cases(states)}
+    searched = {(case.experiment.recipe.name, case.row): (case.rule, case.lost) for case in early.cases(states)}
     parts.append(_figure(drawn, "gamma-searches", partial(figures.searches, searched), "Points lost against γ"))
     parts += repeats(next(iter(states.values())))
     parts.append("# Figure 3, in numbers")
@@ -429,87 +353,16 @@ def choices(state: State, drawn: dict[str, Draw]) -> Iterator[str]:
     )
 
 
-@dataclass(frozen=True)
-class EarlyCase:
-    """What the early rule would have chosen in a complete search of γ, and what that loses on validation images."""
-
-    experiment: Experiment
-    row: str
-    rule: float
-    lost: Mapping[float, float]
-    """Points of validation accuracy that each γ loses against the best of the grid."""
-
-    @property
-    def best(self) -> float:
-        """The γ that loses nothing; among equals the smallest."""
-        return min(gamma for gamma, points in self.lost.items() if points == 0)
-
-    @property
-    def regret(self) -> float:
-        """What the rule's γ loses."""
-        return self.lost[self.rule]
-
-    @property
-    def guess(self) -> float:
-        """What a γ drawn at random from the grid loses in the mean."""
-        return float(np.mean(list(self.lost.values())))
-
-    @property
-    def is_test(self) -> bool:
-        """Whether the rule was not made on this case."""
-        return (self.experiment.name, self.row) not in PICKED
-
-    @property
-    def limit(self) -> float:
-        """The largest regret with which the rule passes, by PLAN-2.md."""
-        return 2.0 if self.experiment.recipe.label_noise else 1.0
-
-    @property
-    def line(self) -> tuple[str, ...]:
-        """Its line in a table with `EARLY_HEADS`."""
-        recipe = self.experiment.recipe
-        numbers = (f"{self.rule:g}", f"{self.best:g}", f"{self.regret:.2f}", f"{self.guess:.2f}")
-        return recipe.name, self.row, f"{early_epoch(recipe)} of {recipe.epochs}", *numbers
-
-
-def early_cases(states: Mapping[str, State]) -> Iterator[EarlyCase]:
-    """Every search of γ that is complete, means over folds."""
-    for state in states.values():
-        searches: dict[str, dict[float, list[Any]]] = {}
-        for (row, _), recipes in (state.settled.tuning() if state.settled else {}).items():
-            for recipe in recipes if "maxgain" in state.experiment.grid else ():
-                searches.setdefault(row, {}).setdefault(recipe.gamma or 0.0, []).append(state.tuned.get(recipe.key))
-        for row, runs in searches.items():
-            if any(None in found for found in runs.values()):
-                continue
-            rule = early_choice(list(runs.values()))
-            accuracies = {gamma: 100 * _mean(run.validation_accuracy for run in found) for gamma, found in runs.items()}
-            best = max(accuracies.values())
-            yield EarlyCase(state.experiment, row, rule, {gamma: best - found for gamma, found in accuracies.items()})
-
-
 def early_table(states: Mapping[str, State]) -> str:
     """All cases, those first that the rule was made on."""
-    lines = {(*case.line, "" if case.is_test else "picked on"): None for case in early_cases(states)}
-    return table((*EARLY_HEADS, ""), lines)
+    lines = {(*case.line, "" if case.is_test else "picked on"): None for case in early.cases(states)}
+    return table((*early.HEADS, ""), lines)
 
 
 def early_test(states: Mapping[str, State]) -> str:
     """The test of the early rule on what it was not made on, and its outcome by PLAN-2.md."""
-    cases = [case for case in early_cases(states) if case.is_test]
-    if lost := [f"{case.regret:.2f} points on {case.experiment.name}" for case in cases if case.regret > case.limit]:
-        outcome = f"**It failed**: it lost {listed(lost)}."
-    elif len(cases) < EARLY_TESTS:
-        outcome = "Nothing has failed so far."
-    else:
-        regret, guess = _mean(case.regret for case in cases), _mean(case.guess for case in cases)
-        verdict = "passed" if regret < guess / 4 else "failed"
-        outcome = f"**It {verdict}**: it lost {regret:.2f} points in the mean, a random γ {guess:.2f}."
-    said = (
-        f"{len(cases)} of {EARLY_TESTS} cases are run. The plan allows 1 point (2 on noisy labels), and in the mean a "
-        f"quarter of what a random γ loses. {outcome}"
-    )
-    return f"{table(EARLY_HEADS, [case.line for case in cases])}\n\n{said}"
+    cases = [case for case in early.cases(states) if case.is_test]
+    return f"{table(early.HEADS, [case.line for case in cases])}\n\n{early.outcome(cases)}"
 
 
 def repeats(state: State) -> Iterator[str]:
@@ -585,31 +438,8 @@ def gain_tables(state: State) -> Iterator[str]:
         yield table(("layer", *(f"{part} {what}" for part in theirs for what in whats)), lines)
 
 
-# README
-
-
-def passage(states: Mapping[str, State]) -> str:
-    """README's table: every contrast that is decided, and what is still to be run."""
-    lines, waiting = [], []
-    for state in states.values():
-        if (comparison := state.comparison) is None:
-            waiting.append(f"{state.experiment.title.partition(',')[0]} ({state.progress})")
-            continue
-        for contrast in comparison.contrasts:
-            pair, theirs, ours, _, p, check, _, verdict = contrast_texts(state.experiment, comparison, contrast)
-            lines.append(
-                (state.experiment.title.partition(",")[0], pair, theirs, ours, f"{verdict}, p {_equals(p)} ({check})")
-            )
-    heads = ("data", "contrast", "the paper", "ours, points (95 % CI)", "verdict (p by the other analysis)")
-    parts = ["![Accuracy of every run on CIFAR-10](results/figures/cifar10-rows.svg)", table(heads, lines)]
-    if waiting:
-        parts.append(f"Still to be run: {'; '.join(waiting)}.")
-    parts.append("[REPRODUCTION.md](REPRODUCTION.md) has every number.")
-    return "\n\n".join(parts)
-
-
 def with_passage(text: str, content: str) -> str:
-    """A README with this passage, if it has a place for one."""
+    """A page with this passage, if it has a place for one."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     return f"{before}{begin}\n\n{content}\n\n{end}{after}" if end else text

@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from experiments.document import State, build, document, early_test, gain_boxes, read, with_passage
+from experiments.document import build, document, early_test, gain_boxes, with_passage
 from experiments.plan import EXPERIMENTS, variances_p
+from experiments.state import State, read
 
 from made_results import made_result
 from maxgain.study.result import History
@@ -81,14 +82,12 @@ def test_everything_is_built_and_linked(tmp_path):
         (tmp_path / "results" / part).mkdir()
         for path in (ROOT / "results" / part).glob("svhn.jsonl"):
             (tmp_path / "results" / part / path.name).write_bytes(path.read_bytes())
-    (tmp_path / "README.md").write_text("mine\n")
     written = build(tmp_path)
     text = (tmp_path / "REPRODUCTION.md").read_text(encoding="utf-8")
     for name in re.findall(r"\(results/figures/(.*?)\)", text):
         assert tmp_path / "results" / "figures" / name in written
     assert "**established**" in text
     assert "| CIFAR-10, VGG-19 | not run |" in text
-    assert (tmp_path / "README.md").read_text() == "mine\n"
 
 
 def test_no_score_is_shown_before_a_table_is_complete(states):
@@ -171,6 +170,6 @@ def test_gains_are_of_the_tables_five_runs(states):
     assert len(gain_boxes(states["cifar10"].results, "maxgain=2", "test")) == 5
 
 
-def test_a_readme_keeps_all_but_the_passage():
+def test_a_page_keeps_all_but_the_passage():
     text = "a\n<!-- what came out: made by `make reproduce`, do not edit -->\nold\n<!-- end of what came out -->\nb\n"
     assert re.fullmatch(r"a\n<!-- what.*-->\n\nnew\n\n<!-- end .*-->\nb\n", with_passage(text, "new"))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from experiments.plain_dropout import PlainDropout
 from experiments.plan import BRIDGE, EXPERIMENTS, GAMMA_CURVE, Experiment, early_choice
+from experiments.state import read
 
 from experiments import document
 from maxgain.study.recipe import RECIPES
@@ -30,7 +31,7 @@ def result(recipe, accuracy=0.9, **fields):
 def test_an_experiment_is_run_from_its_candidates_to_its_verdict(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(program, "ROOT", tmp_path)
     monkeypatch.setattr(program, "RESULTS", tmp_path / "results" / "plan-2")
-    monkeypatch.setattr(document, "EXPERIMENTS", {"quick": QUICK})
+    monkeypatch.setattr("experiments.state.EXPERIMENTS", {"quick": QUICK})
     machine = Machine(device="cpu", jobs=1)
     program.run("quick", None, tmp_path / "work", machine)
     tuning = load(tmp_path / "results" / "plan-2" / "tuning" / "quick.jsonl")
@@ -43,7 +44,7 @@ def test_an_experiment_is_run_from_its_candidates_to_its_verdict(tmp_path, monke
         (0, "train+validation"),
         (1, "train+validation"),
     }
-    state = document.read(tmp_path / "results")["quick"]
+    state = read(tmp_path / "results")["quick"]
     assert state.progress == "4 of 4 runs"
     assert state.comparison is not None
     capsys.readouterr()
@@ -59,14 +60,14 @@ def test_a_run_that_is_made_again_replaces_no_recorded_one(tmp_path, monkeypatch
         export([result(recipe, accuracy)], folder / "cifar10.jsonl")
         validated = result(edge, None, validation_accuracy=accuracy)
         export([validated], folder / "tuning" / "cifar10.jsonl")
-    state = document.read(tmp_path)["cifar10"]
+    state = read(tmp_path)["cifar10"]
     assert [one.test_accuracy for one in state.results] == [0.8]
     assert state.tuned[edge.key].validation_accuracy == 0.8
     assert [(one.test_accuracy, one.validation_accuracy) for one in state.again] == [(0.9, None), (None, 0.9)]
 
 
 def test_what_repeats_is_told_from_what_does_not():
-    state = document.read(document.ROOT / "results")["cifar10"]
+    state = read(document.ROOT / "results")["cifar10"]
     recorded = next(one for one in state.results if one.recipe.title == "cifar10-none-seed0")
     near, far = (replace_accuracy(recorded, value) for value in (0.885, 0.80))
     text = "\n".join(document.repeats(replace(state, again=[near, far])))
@@ -99,7 +100,7 @@ def test_plain_dropout_predicts_the_expectation_of_what_it_keeps():
 
 
 def test_the_bridge_repeats_recorded_runs():
-    recorded = {one.recipe.key for one in document.read(document.ROOT / "results")["cifar10"].results}
+    recorded = {one.recipe.key for one in read(document.ROOT / "results")["cifar10"].results}
     assert {recipe.key for recipe in BRIDGE} <= recorded
 
 
