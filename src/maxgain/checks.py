@@ -20,7 +20,7 @@ from torch.optim import LBFGS, Optimizer
 from . import _torch
 from .distributed import differing_ranks, full, gathered_parameters, is_sharded, local
 from .errors import MeasurementWarning
-from .layers import ITSELF, Layer, find_layers, matches, named_modules, uncovered
+from .layers import ITSELF, Layer, find_layers, first_input, matches, named_modules, uncovered
 
 if TYPE_CHECKING:
     from .constraint import Constraint, StepPlan
@@ -321,7 +321,7 @@ def homogeneity_error(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any
     weight, bias = module._parameters[name], module._parameters.get("bias")
     if layer.kind.diagonal is not None or weight is None:  # an activation may follow, which hides Wx
         return None
-    x = args[0] if args else kwargs.get("input", next(iter(kwargs.values())))
+    x = first_input(args, kwargs)
 
     def part(scale: float, shift: float) -> Tensor:
         instead = {name: full(weight) * scale}

@@ -20,7 +20,7 @@ from .constraint import NOT_FINITE, UNMEASURED, Constraint, buffers
 from .distributed import Group, full, gathered_parameters, is_flat_shard, is_sharded
 from .errors import MaxGainError
 from .functional import check_p, gain, norm, project_, without_bias
-from .layers import Bound, Globs, Layer, check_instance
+from .layers import Bound, Globs, Layer, check_instance, first_input
 
 __all__ = ["MaxGain", "gain", "project_", "record"]
 
@@ -127,14 +127,15 @@ class _Hook(_torch.ForwardHook):
         """Learn which parameter is the module's own; functional_call puts another in its place for a while."""
         self.weight, self.slot = self.layer.parameter, self.constraint._slots[self.layer]
         self.is_whole = not (is_sharded(self.weight) or is_flat_shard(self.weight))  # else ranks put it together
-        self.dims = tuple(self.layer.instance_dims(dim, self.constraint.instance) for dim in range(26))
+        # By the number of the input's dimensions, of which torch allows 64.
+        self.dims = tuple(self.layer.instance_dims(dim, self.constraint.instance) for dim in range(65))
 
     @_torch.skip_standalone_compile
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
         """Torch calls this after the layer's forward. What it returns takes the place of the output: None leaves it."""
         if not (module.training and torch.is_grad_enabled()):
             return None
-        x: Any = args[0] if args else kwargs.get("input", next(iter(kwargs.values()), None))
+        x: Any = args[0] if args else first_input(args, kwargs)
         if torch.compiler.is_compiling():
             return self.measure_compiled(module, x, output)
         if self.slot in self.buffer.idle and not self.buffer.is_captured:
@@ -150,7 +151,7 @@ class _Hook(_torch.ForwardHook):
                         return None
                     self.untried = reason == ""  # zero shows nothing: try the next batch
                 is_plain = type(x) is type(output) is Tensor and not x.is_nested and x.layout == torch.strided
-                if is_plain and x.device == output.device and self.constraint.mask is None and x.numel():
+                if is_plain and x.device == output.device and self.constraint._mask is None and x.numel():
                     record(*self.arguments(module, x, output))
                 else:
                     self.measure(module, x, output)

@@ -183,6 +183,11 @@ class Layer:
         return x, z if self.part is None else z.narrow(-(self.kind.dims or 1), *self.part)
 
 
+def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the input of a layer's call."""
+    return args[0] if args else kwargs.get("input", next(iter(kwargs.values()), None))
+
+
 @dataclass(frozen=True)
 class Found:
     """The layers of a model to work on, and why others are not among them."""

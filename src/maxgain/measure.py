@@ -19,7 +19,7 @@ from .checks import homogeneity_error, warn
 from .distributed import full, gathered_parameters
 from .errors import MaxGainError, MissingExtraError
 from .functional import check_p, gain
-from .layers import ITSELF, Globs, Layer, check_instance, expect_some, find_layers
+from .layers import ITSELF, Globs, Layer, check_instance, expect_some, find_layers, first_input
 from .text import text_table
 
 if TYPE_CHECKING:
@@ -181,11 +181,6 @@ def observing(layers: Iterable[Layer], observe: Callable[..., None]) -> Iterator
             _torch.put_first(layer.module._forward_hooks, handle.id)
             stack.callback(handle.remove)
         yield
-
-
-def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the input of a call."""
-    return args[0] if args else kwargs.get("input", next(iter(kwargs.values()), None))
 
 
 def call(model: nn.Module, batch: Any, device: torch.device) -> Any:

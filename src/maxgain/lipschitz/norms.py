@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from ..errors import MaxGainError, UnsupportedLayerError
-from ..layers import ITSELF, Found, Globs, Layer, expect_some, find_layers
-from ..measure import call, evaluating, first_input, observing
+from ..layers import ITSELF, Found, Globs, Layer, expect_some, find_layers, first_input
+from ..measure import call, evaluating, observing
 from ..text import text_table
 from .largest import Norm, largest_singular_value
 from .maps import Shapes, check_operator_p, instance_shapes, linear_map

@@ -17,8 +17,7 @@ from ..constraint import NOT_FINITE, UNMEASURED, Constraint, StepPlan
 from ..distributed import Group
 from ..errors import MaxGainError, StateError
 from ..kernels import Replayed
-from ..layers import Bound, Globs, Layer
-from ..measure import first_input
+from ..layers import Bound, Globs, Layer, first_input
 from .maps import LinearMap, Shapes, check_operator_p, instance_shapes, length_of, linear_map, random_vector
 
 FIRST_ITERATIONS = 50
