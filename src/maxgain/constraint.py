@@ -53,7 +53,7 @@ class Attached:
 
     handle: RemovableHandle | None = None
     steps: int = 0
-    held: int = 0  # how many parameters the optimizer held when the plan was made
+    held: int = 0  # the sum of the identities of the parameters that the optimizer held when the plan was made
     plan: StepPlan | None = None
     captured: list[StepPlan] = field(default_factory=list)
     """Plans whose tensors a CUDA graph reads at every replay."""
@@ -337,7 +337,7 @@ class Constraint:
         attached = self._attached[optimizer]
         held = 0
         for group in [] if optimizer is None else optimizer.param_groups:
-            held += len(group["params"])
+            held += sum(map(id, group["params"]))
         if attached.held != held:  # the plans of other optimizers depend on it too
             attached.held = held
             self._forget_plans()
