@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
-from unittest.mock import MagicMock
 
 import torch
 import torch.nn.functional as F
+from experiments.model_families import import_timm
 from torch import Tensor, nn
 
 from maxgain.study.networks import NETWORKS as STUDY_NETWORKS
@@ -76,21 +73,6 @@ def study(name: str, batch: int, side: int = 32, *, batchnorm: bool) -> Network:
 def timm(name: str, batch: int, side: int = 224, **options: Any) -> Network:
     """A network of timm's."""
     return _on_images(lambda: import_timm().create_model(name, num_classes=1000, **options), batch, side, 1000)
-
-
-def import_timm() -> Any:
-    """Timm, with a stand-in for torchvision where that is missing: these models use nothing of it."""
-    parts = ("", ".ops", ".ops.misc", ".models", ".models.feature_extraction", ".transforms", ".transforms.functional")
-    stand_ins = {f"torchvision{part}": MagicMock() for part in (*parts, ".datasets")}
-    stand_ins["torchvision.ops.misc"].FrozenBatchNorm2d = type("FrozenBatchNorm2d", (nn.Module,), {})
-    if "timm" in sys.modules or find_spec("torchvision"):
-        return importlib.import_module("timm")
-    sys.modules.update(stand_ins)
-    try:
-        return importlib.import_module("timm")
-    finally:
-        for name in stand_ins:
-            del sys.modules[name]
 
 
 def _on_images(model: Callable[[], nn.Module], batch: int, side: int, classes: int) -> Network:

@@ -1,24 +1,25 @@
 """The bench times a step with and without, and keeps what it found."""
 
 import json
-import os
+from contextlib import nullcontext
 
 import pytest
 import torch
-from benchmarks import bench
-from benchmarks.bench import RIVALS, SETTINGS, Bench, main
+from benchmarks import timing
+from benchmarks.bench import main
 from benchmarks.networks import ON_CPU, ON_GPU, Network, gpt
+from benchmarks.timing import RARE, RIVALS, SETTINGS, Bench
 
 CPU = torch.device("cpu")
 NAME = "GPT-2, 124M"
 
 
 def test_every_variant_has_a_row_beside_the_step_without(monkeypatch):
-    monkeypatch.setattr(bench, "STEPS", dict.fromkeys(bench.MODES, 1))
-    timed = Bench(gpt(1, 16, 11, 2, 4), CPU, ["eager"], list(RIVALS), os.devnull)
+    monkeypatch.setattr(timing, "STEPS", dict.fromkeys(timing.MODES, 1))
+    timed = Bench(gpt(1, 16, 11, 2, 4), CPU, ["eager"], list(RIVALS), nullcontext())
     rows = timed.rows("eager", 0, "rare")
     assert [row["variant"] for row in rows] == ["without", *SETTINGS, *RIVALS]
-    assert {row["variant"] for row in timed.rows("eager", 0)} == {"without", *SETTINGS, *RIVALS} - {bench.RARE}
+    assert {row["variant"] for row in timed.rows("eager", 0)} == {"without", *SETTINGS, *RIVALS} - {RARE}
     assert rows[0]["ratio"] == 1
     assert all(0 < row["lowest"] <= row["ratio"] <= row["highest"] for row in rows)
     assert timed.about() == {"layers": 5, "fallbacks": {}, "fused": False}
@@ -30,7 +31,7 @@ def test_what_was_timed_is_written_with_figures(tmp_path, capsys):
     record = json.loads((tmp_path / "bench.json").read_text())
     assert not record["errors"]
     assert [(row["mode"], row["variant"]) for row in record["rows"]] == [
-        ("eager", variant) for variant in ("without", *SETTINGS) if variant != bench.RARE
+        ("eager", variant) for variant in ("without", *SETTINGS) if variant != RARE
     ]
     assert record["torch"] == torch.__version__
     assert json.loads((tmp_path / "profile.json").read_text())[NAME]["MaxGain"]["kernels"]
@@ -55,7 +56,7 @@ def test_a_naive_hook_bounds_what_maxgain_bounds(monkeypatch):
         return model
 
     models = []
-    Bench(Network(model, ON_CPU["GPT, 4 layers"].batch), CPU, ["eager"], ["naive hook"], os.devnull)
+    Bench(Network(model, ON_CPU["GPT, 4 layers"].batch), CPU, ["eager"], ["naive hook"], nullcontext())
     _, ours, naive = (model[1].weight.detach() for model in models)
     torch.testing.assert_close(naive, ours, rtol=1e-4, atol=1e-6)
 
