@@ -23,7 +23,8 @@ from .errors import MeasurementWarning
 from .layers import ITSELF, Layer, find_layers, first_input, matches, named_modules, uncovered
 
 if TYPE_CHECKING:
-    from .constraint import Constraint, StepPlan
+    from .constraint import Constraint
+    from .plan import StepPlan
 
 SIZEABLE = 0.1
 """The share of the trained weights, in layers of unknown types, from which on it is said."""

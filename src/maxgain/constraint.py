@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -19,11 +18,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from . import _torch, checks, kernels
-from .distributed import Group, is_sharded, local_rows, max_over_ranks, resolve_group
-from .errors import AttachError, UnsupportedLayerError
+from . import _torch, checks
+from .distributed import Group, max_over_ranks, resolve_group
+from .errors import AttachError
 from .functional import project_
 from .layers import ITSELF, Bound, Globs, Layer, as_globs, expect_some, find_layers, resolve_bounds
+from .plan import StepPlan, device_of, expect_no_overlap, make_plan, number_weights
 from .text import text_table
 
 UNMEASURED = -1.0
@@ -32,19 +32,6 @@ NOT_FINITE = -0.5
 """A size that was measured, but of which no instance was finite."""
 HARD = 0.9
 """A step that scales a weight by less than this cuts it hard; training moves a weight far less in a step."""
-
-
-@dataclass(eq=False)
-class StepPlan:
-    """What a step of one optimizer works on; made again when a weight, a bound or an optimizer changes."""
-
-    slots: set[int]  # the weights whose measurements the step uses up: those that no other attached optimizer holds
-    own: Tensor  # the same as a tensor
-    weights: list[Tensor]  # what the step may divide: trained, bounded, and this rank's part of them
-    at: Tensor  # the slot of each of them
-    fused: kernels.FusedProjection | None  # the projection in one launch, where a GPU can do that
-    origins: list[tuple[Any, str, Any, tuple[bool, int] | None]]
-    """What the plan was made of: module, name and parameter; whether that is trained, and its address."""
 
 
 @dataclass(eq=False)
@@ -125,17 +112,17 @@ class Constraint:
         self.process_group = resolve_group(process_group)
         self.skipped = found.skipped
         """The layers that have no bound although they hold weights, and why."""
-        self._unsaid: dict[str, str] = {}
+        self._newly_skipped: dict[str, str] = {}
         self._exclude, self._explicit = as_globs(exclude), include is not None
-        _expect_no_overlap(found.layers)
-        self._slots = _number_weights(found.layers, {})
+        expect_no_overlap(found.layers)
+        self._slots = number_weights(found.layers, {})
         """Every layer and the number of its weight, which layers that share a weight have in common."""
         self._is_bounded: list[bool] = []
         self._paused = False
         self._attached: dict[Optimizer | None, Attached] = {}
         self._hooks: list[Any] = []
         self._updates: _torch.Updates | None = None
-        device, count = _device(found.layers), len(found.layers)
+        device, count = device_of(found.layers), len(found.layers)
         is_double = any(layer.parameter.dtype == torch.float64 for layer in found.layers)
         dtype = torch.float64 if is_double else torch.float32
         self._gains = torch.full((count,), torch.nan, dtype=dtype, device=device)
@@ -302,9 +289,9 @@ class Constraint:
         plan = self._plan(optimizer)
         if is_captured:
             attached.captured.append(plan)
-        if self._unsaid:
-            unsaid, self._unsaid = self._unsaid, {}
-            checks.warn(f"Left out from now on: {checks.by_reason(unsaid)}. Pass exclude=… to silence this.")
+        if self._newly_skipped:
+            skipped, self._newly_skipped = self._newly_skipped, {}
+            checks.warn(f"Left out from now on: {checks.by_reason(skipped)}. Pass exclude=… to silence this.")
         maxima = self._buffer.maxima
         if not self.measures_training:
             sizes = self._estimate(plan)
@@ -350,11 +337,11 @@ class Constraint:
             else:
                 return attached.plan
         if self._slots:
-            self._move_to(_device(self._slots))
+            self._move_to(device_of(self._slots))
         self._number_again()
         for hook in self._hooks:
             hook.look_up()
-        attached.plan = _make_plan(self, optimizer)
+        attached.plan = make_plan(self, optimizer)
         return attached.plan
 
     def _rest(self, attached: Attached, plan: StepPlan) -> None:
@@ -392,7 +379,7 @@ class Constraint:
 
     def _skip(self, layer: Layer, reason: str) -> None:
         """Leave a layer out from now on; the next step says so, of all such layers in one warning."""
-        self.skipped[layer.name] = self._unsaid[layer.name] = reason
+        self.skipped[layer.name] = self._newly_skipped[layer.name] = reason
         for hook in [hook for hook in self._hooks if hook.layer is layer]:
             hook.remove()
             self._hooks.remove(hook)
@@ -405,81 +392,10 @@ class Constraint:
 
     def _number_again(self) -> None:
         """Follow weights that were tied or untied. What was measured before holds for all that may have shown it."""
-        slots, maxima = _number_weights(self._slots, self._slots), self._buffer.maxima
+        slots, maxima = number_weights(self._slots, self._slots), self._buffer.maxima
         if slots != self._slots:
             known = maxima.clone()
             for layer, slot in slots.items():
                 torch.maximum(maxima[slot], known[self._slots[layer]], out=maxima[slot])
             self._slots = slots
             self.bound = self._bound
-
-
-def _number_weights(layers: Iterable[Layer], before: Mapping[Layer, int]) -> dict[Layer, int]:
-    """Number the weights, below the number of layers: layers that share one have the same, as before if they can."""
-    numbers: dict[Any, int] = {}
-    free = iter(sorted({*range(len(before) or len([*layers]))}.difference(before.values())))
-    slots = {}
-    for layer in layers:
-        weight = layer.parameter
-        key: Any = layer if weight is None else (id(weight), layer.part)
-        if _is_here(weight):
-            key = layer.weight.data_ptr()
-        if key not in numbers:
-            slot = before.get(layer)
-            numbers[key] = next(free) if slot is None or slot in numbers.values() else slot
-        slots[layer] = numbers[key]
-    return slots
-
-
-def _is_here(weight: Any) -> bool:
-    """Whether a weight has an address: it is neither sharded nor empty nor on the meta device."""
-    return weight is not None and not is_sharded(weight) and not weight.is_meta and weight.numel() > 0
-
-
-def _expect_no_overlap(layers: Iterable[Layer]) -> None:
-    """Refuse weights that overlap in memory without being the same."""
-    blocks = []
-    for layer in layers:
-        if _is_here(layer.parameter):
-            start = layer.weight.data_ptr()
-            blocks.append((start, start + (layer.parameter.nbytes if layer.part is None else 1), layer))
-    blocks.sort(key=lambda block: block[:2])
-    for (start, end, one), (next_start, _, other) in pairwise(blocks):
-        (mine, theirs) = ((weight.shape, weight.stride()) for weight in (one.weight, other.weight))
-        if next_start < end and (next_start > start or mine != theirs):
-            raise UnsupportedLayerError(
-                f"the weight of layer {other.name!r} overlaps in memory with that of {one.name!r} in another layout: "
-                f"both cannot be divided. Pass exclude={other.name!r}."
-            )
-
-
-def _make_plan(constraint: Constraint, optimizer: Optimizer | None) -> StepPlan:
-    """Collect what a step of this optimizer may divide, and whose measurements it uses up."""
-    held = None if optimizer is None else _torch.parameters_of(optimizer)
-    others = [_torch.parameters_of(other) for other in constraint._attached if other not in (None, optimizer)]
-    of_others = set[int]() if held is None else set[int]().union(*others) - held
-    slots, origins, weights = set[int](), [], dict[Any, tuple[Tensor, int]]()
-    for layer, slot in constraint._slots.items():
-        weight = layer.parameter
-        if id(weight) in of_others:
-            continue
-        slots.add(slot)
-        known = None if weight is None or is_sharded(weight) else (weight.requires_grad, weight.data_ptr())
-        origins.append((layer.module, layer.kind.weight, weight, known))
-        is_ours = weight is not None and weight.requires_grad and (held is None or id(weight) in held)
-        if is_ours and constraint._is_bounded[slot] and not weight.is_meta:
-            part = local_rows(weight.detach(), layer.kind.output_dim, layer.part)
-            weights.setdefault(part.data_ptr() or id(weight), (part, slot))
-    count, bounds = len(constraint._bounds), constraint._bounds
-    parts, at = [part for part, _ in weights.values()], [slot for _, slot in weights.values()]
-    is_simple = constraint.divides and slots == {*constraint._slots.values()} and len({*at}) == len(at)
-    can_fuse = is_simple and kernels.can_fuse(parts, bounds)
-    fused = kernels.FusedProjection(parts, at, count, bounds.device) if can_fuse else None
-    own, places = (torch.tensor(some, dtype=torch.int64, device=bounds.device) for some in (sorted(slots), at))
-    return StepPlan(slots, own, parts, places, fused, origins)
-
-
-def _device(layers: Iterable[Layer]) -> torch.device:
-    """Where sizes are kept: beside the first weight, or on the host while that is on the meta device."""
-    weight = next(layer.parameter for layer in layers if layer.parameter is not None)
-    return torch.device("cpu") if weight.is_meta else weight.device

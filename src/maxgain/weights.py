@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .constraint import Constraint, StepPlan
+from .constraint import Constraint
 from .distributed import full, is_sharded
 from .functional import check_p, norm
 from .layers import Bound, Globs, Layer, as_globs, find_layers
+from .plan import StepPlan
 
 
 class WeightClip(Constraint):

@@ -13,11 +13,12 @@ from torch.optim import Optimizer
 
 from .. import _torch
 from ..checks import homogeneity_error
-from ..constraint import NOT_FINITE, UNMEASURED, Constraint, StepPlan
+from ..constraint import NOT_FINITE, UNMEASURED, Constraint
 from ..distributed import Group
 from ..errors import MaxGainError, StateError
 from ..kernels import Replayed
 from ..layers import Bound, Globs, Layer, first_input
+from ..plan import StepPlan
 from .maps import LinearMap, Shapes, check_operator_p, instance_shapes, length_of, linear_map, random_vector
 
 FIRST_ITERATIONS = 50

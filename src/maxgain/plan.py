@@ -1,0 +1,104 @@
+"""What a step works on: which weights it may divide, their numbers, and whose measurements it uses up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from . import _torch, kernels
+from .distributed import is_sharded, local_rows
+from .errors import UnsupportedLayerError
+from .layers import Layer
+
+if TYPE_CHECKING:
+    from .constraint import Constraint
+
+
+@dataclass(eq=False)
+class StepPlan:
+    """What a step of one optimizer works on; made again when a weight, a bound or an optimizer changes."""
+
+    slots: set[int]  # the weights whose measurements the step uses up: those that no other attached optimizer holds
+    own: Tensor  # the same as a tensor
+    weights: list[Tensor]  # what the step may divide: trained, bounded, and this rank's part of them
+    at: Tensor  # the slot of each of them
+    fused: kernels.FusedProjection | None  # the projection in one launch, where a GPU can do that
+    origins: list[tuple[Any, str, Any, tuple[bool, int] | None]]
+    """What the plan was made of: module, name and parameter; whether that is trained, and its address."""
+
+
+def number_weights(layers: Iterable[Layer], before: Mapping[Layer, int]) -> dict[Layer, int]:
+    """Number the weights, below the number of layers: layers that share one have the same, as before if they can."""
+    numbers: dict[Any, int] = {}
+    free = iter(sorted({*range(len(before) or len([*layers]))}.difference(before.values())))
+    slots = {}
+    for layer in layers:
+        weight = layer.parameter
+        key: Any = layer if weight is None else (id(weight), layer.part)
+        if _is_here(weight):
+            key = layer.weight.data_ptr()
+        if key not in numbers:
+            slot = before.get(layer)
+            numbers[key] = next(free) if slot is None or slot in numbers.values() else slot
+        slots[layer] = numbers[key]
+    return slots
+
+
+def _is_here(weight: Any) -> bool:
+    """Whether a weight has an address: it is neither sharded nor empty nor on the meta device."""
+    return weight is not None and not is_sharded(weight) and not weight.is_meta and weight.numel() > 0
+
+
+def expect_no_overlap(layers: Iterable[Layer]) -> None:
+    """Refuse weights that overlap in memory without being the same."""
+    blocks = []
+    for layer in layers:
+        if _is_here(layer.parameter):
+            start = layer.weight.data_ptr()
+            blocks.append((start, start + (layer.parameter.nbytes if layer.part is None else 1), layer))
+    blocks.sort(key=lambda block: block[:2])
+    for (start, end, one), (next_start, _, other) in pairwise(blocks):
+        (mine, theirs) = ((weight.shape, weight.stride()) for weight in (one.weight, other.weight))
+        if next_start < end and (next_start > start or mine != theirs):
+            raise UnsupportedLayerError(
+                f"the weight of layer {other.name!r} overlaps in memory with that of {one.name!r} in another layout: "
+                f"both cannot be divided. Pass exclude={other.name!r}."
+            )
+
+
+def make_plan(constraint: Constraint, optimizer: Optimizer | None) -> StepPlan:
+    """Collect what a step of this optimizer may divide, and whose measurements it uses up."""
+    held = None if optimizer is None else _torch.parameters_of(optimizer)
+    others = [_torch.parameters_of(other) for other in constraint._attached if other not in (None, optimizer)]
+    of_others = set[int]() if held is None else set[int]().union(*others) - held
+    slots, origins, weights = set[int](), [], dict[Any, tuple[Tensor, int]]()
+    for layer, slot in constraint._slots.items():
+        weight = layer.parameter
+        if id(weight) in of_others:
+            continue
+        slots.add(slot)
+        known = None if weight is None or is_sharded(weight) else (weight.requires_grad, weight.data_ptr())
+        origins.append((layer.module, layer.kind.weight, weight, known))
+        is_ours = weight is not None and weight.requires_grad and (held is None or id(weight) in held)
+        if is_ours and constraint._is_bounded[slot] and not weight.is_meta:
+            part = local_rows(weight.detach(), layer.kind.output_dim, layer.part)
+            weights.setdefault(part.data_ptr() or id(weight), (part, slot))
+    count, bounds = len(constraint._bounds), constraint._bounds
+    parts, at = [part for part, _ in weights.values()], [slot for _, slot in weights.values()]
+    is_simple = constraint.divides and slots == {*constraint._slots.values()} and len({*at}) == len(at)
+    can_fuse = is_simple and kernels.can_fuse(parts, bounds)
+    fused = kernels.FusedProjection(parts, at, count, bounds.device) if can_fuse else None
+    own, places = (torch.tensor(some, dtype=torch.int64, device=bounds.device) for some in (sorted(slots), at))
+    return StepPlan(slots, own, parts, places, fused, origins)
+
+
+def device_of(layers: Iterable[Layer]) -> torch.device:
+    """Where sizes are kept: beside the first weight, or on the host while that is on the meta device."""
+    weight = next(layer.parameter for layer in layers if layer.parameter is not None)
+    return torch.device("cpu") if weight.is_meta else weight.device
