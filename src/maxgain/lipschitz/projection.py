@@ -90,8 +90,7 @@ class Lipschitz(Constraint):
         device, estimates = self._gains.device, partial(super()._estimate, plan)
         if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             return estimates()
-        own = [layer for layer, slot in self._slots.items() if slot in plan.slots]
-        known = [self._norms[layer].addresses(device) for layer in own]
+        known = [self._norms[layer].addresses(device) for layer, slot in self._slots.items() if slot in plan.slots]
         return estimates() if None in known else self._replayed(device, tuple(known), estimates)
 
     def _size(self, layer: Layer) -> Tensor:
@@ -122,8 +121,7 @@ class Lipschitz(Constraint):
 class Seen:
     """The shapes that a compiled forward showed, in a chain with those before; its end has none before.
 
-    Compiled code adds to the chain without reading it. If it compared shapes, it would be compiled again whenever they
-    grow, and so after the very first forward.
+    Compiled code that compared shapes would be compiled again whenever they grow.
     """
 
     shapes: Shapes = ((), ())
@@ -188,10 +186,10 @@ class FollowedNorm(_torch.ForwardHook):
         while self.seen.before is not None:
             self.see(self.seen.shapes)
             self.seen = self.seen.before
-        if self.needs_forwards and self.largest is not None and (self.map is None or self.map.shapes != self.largest):
-            self.map = linear_map(self.layer, self.largest, self.dtype)
-            return None if self.map is None else self.map.linearity_error()
-        return None
+        if self.largest is None or (self.map is not None and self.map.shapes == self.largest):
+            return None
+        self.map = linear_map(self.layer, self.largest, self.dtype)
+        return self.map.linearity_error() if self.map else None
 
     def estimate(self) -> Tensor:
         """Return the norm of the weight as it is now; ``UNMEASURED`` if it needs a shape that is not known."""
