@@ -135,16 +135,18 @@ class FollowedNorm(_torch.ForwardHook):
         self.layer, self.constraint = layer, constraint
         self.dtype = torch.promote_types(layer.weight.dtype, torch.float32)
         self.untried = layer.own_forward
-        self.begin()
+        self.weight_shape: Any = None
+        self.look_up()
         self.needs_forwards = self.map is None
 
-    def begin(self) -> None:
-        """Begin with nothing known."""
-        self.weight_shape, self.map = self.layer.weight.shape, linear_map(self.layer, None, self.dtype)
-        self.largest: Shapes | None = None
-        self.seen = Seen()
-        self.vectors: Tensor | None = None
-        """The two directions that the layer amplifies most, as far as is known."""
+    def look_up(self) -> None:
+        """Begin with nothing known; and anew if the weight has another shape, because units were added or pruned."""
+        if self.weight_shape != self.layer.weight.shape:
+            self.weight_shape, self.map = self.layer.weight.shape, linear_map(self.layer, None, self.dtype)
+            self.largest: Shapes | None = None
+            self.seen = Seen()
+            self.vectors: Tensor | None = None
+            """The two directions that the layer amplifies most, as far as is known."""
 
     @_torch.skip_standalone_compile
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -169,11 +171,6 @@ class FollowedNorm(_torch.ForwardHook):
             self.untried = reason == ""  # zero shows nothing: try the next batch
         self.look_up()
         self.see(instance_shapes(self.layer, x, output))
-
-    def look_up(self) -> None:
-        """Begin anew if the weight has another shape, because units were added or pruned."""
-        if self.weight_shape != self.layer.weight.shape:
-            self.begin()
 
     def see(self, shapes: Shapes) -> None:
         """Remember the largest size along each dimension."""
