@@ -29,7 +29,6 @@ def test_the_smallest_within_the_tolerance(losses, tolerance, chosen):
     ("losses", "message"),
     [
         ({}, "two gammas"),
-        ([0.4, 0.5], "a mapping .* not list"),
         ({2: 0.4}, "two gammas"),
         ({0: 0.4, 2: 0.5}, "positive"),
         ({-1: 0.4, 2: 0.5}, "positive"),
