@@ -191,22 +191,12 @@ def test_a_layer_that_a_step_does_not_need_is_a_silent_gap():
 # Where numbers go.
 
 
-def run_like(log):
-    return SimpleNamespace(log=lambda numbers, step: log.append((step, numbers)))
-
-
-def logger_like(log):
-    return SimpleNamespace(log_metrics=lambda metrics, step=None: log.append((step, metrics)))
-
-
-@pytest.mark.parametrize(
-    "writer", [run_like, logger_like, lambda log: lambda numbers, step: log.append((step, numbers))]
-)
-def test_writers(writer):
-    model, log = net(), []
-    fit(model, watch(model, to=writer(log)), steps=9)
-    assert [step for step, _ in log] == [0, 8]
-    assert log[0][1]["gain/worst"] > 0
+def test_runs_and_loggers():
+    for name in ("log", "log_metrics"):  # of trackio, of Lightning
+        model, kept = net(), Kept()
+        fit(model, watch(model, to=SimpleNamespace(**{name: lambda numbers, step, kept=kept: kept(numbers, step)})), 9)
+        assert [step for step, _ in kept] == [0, 8]
+        assert kept[0][1]["gain/worst"] > 0
 
 
 def test_weights_and_biases_gets_an_axis_of_its_own_because_it_drops_earlier_steps():
@@ -251,28 +241,20 @@ def test_tensorboard(tmp_path):
     assert [event.step for event in events.Scalars("gain/worst")] == [0, 8, 16]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"to": object()},
-        {"to": lambda numbers: None},
-        {"to": logging.getLogger("x")},
-        {"log": "best"},
-        {"jump": 1.0},
-        {"jump": None},
-        {"warmup": None},
-        {"on_alarm": "stop"},
-        {"on_alarm": lambda: None},
-        {"gamma": 2.0},
-        {"growth": math.nan},
-        {"every": 0},
-    ],
-)
+WRONG = [
+    {"to": object()}, {"to": lambda numbers: None}, {"to": logging.getLogger("x")}, {"log": "best"}, {"jump": 1.0},
+    {"jump": None}, {"warmup": None}, {"on_alarm": "stop"}, {"on_alarm": lambda: None}, {"gamma": 2.0},
+    {"growth": math.nan}, {"every": 0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_arguments_are_refused(wrong):
     with pytest.raises(MaxGainError):
         watch(net(), **wrong)
 
 
+def test_misspelt_arguments_and_those_of_a_constraint_that_exists_are_refused():
     with pytest.raises(TypeError, match="'evry'"):
         watch(net(), evry=2)
     with pytest.raises(MaxGainError, match="pass p to it"):
@@ -317,15 +299,13 @@ def test_slow_growth_names_its_layer():
 def test_what_is_not_finite_is_an_alarm_even_between_logged_steps_and_in_warm_up():
     model, heard = net(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    constraint = MaxGain(model, INF).attach(optimizer)
-    watching = watch(constraint, every=8, on_alarm=heard.append)
+    watching = watch(MaxGain(model, INF).attach(optimizer), every=8, on_alarm=heard.append)
     for step, x in enumerate(batches(10)):
         model(spike(step, x)).sum()
         optimizer.step()
         watching.log(step)
-    assert [(alarm.step, alarm.kind, alarm.layer, alarm.others) for alarm in heard] == [
-        (8, "not finite", "0", ("2", "4"))
-    ]
+    (alarm,) = heard
+    assert (alarm.step, alarm.kind, alarm.layer, alarm.others) == (8, "not finite", "0", ("2", "4"))
 
 
 def test_an_alarm_warns_at_the_users_line():
