@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -41,7 +41,7 @@ class GainReport:
     p: float
     dropped: dict[str, int]
     """How many instances of a layer had a gain that is not finite; they are not among the above."""
-    skipped: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str]
     """The layers that were not measured, and why."""
 
     def quantiles(self) -> dict[str, Quantiles]:
