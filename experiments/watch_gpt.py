@@ -40,6 +40,8 @@ REMEDIES = ("none", "cap", "qk-norm")
 DOUBLING = None
 """A rate that doubles every 100 steps."""
 EVERY = 8
+GROWTH = 4.0
+"""As planned; the default of ``watch`` is 5 since these runs."""
 EAGER = 3
 """Steps before a GPU's capture: they compile kernels, allocate, and make the optimizer's state."""
 CHECK_EVERY = 50
@@ -108,7 +110,7 @@ class Training:
         self.logged, self.alarms = list[tuple[int, dict[str, float]]](), list[Alarm]()
         self.watching = watch(
             watched, every=EVERY, to=lambda numbers, step: self.logged.append((step, numbers)), log="all",
-            warmup=EXAMPLE["WARM_UP"], on_alarm=self.alarms.append, **options,
+            growth=GROWTH, warmup=EXAMPLE["WARM_UP"], on_alarm=self.alarms.append, **options,
         )  # fmt: skip
         self.step = self.eager_step
 
@@ -194,7 +196,7 @@ def train(
 
 def judge(gradients: Sequence[float]) -> list[Alarm]:
     """What the watch's own rules make of the norm of all gradients, at the steps that are logged."""
-    alarms = Alarms(jump=2.0, growth=4.0, warmup=math.ceil(EXAMPLE["WARM_UP"] / EVERY))
+    alarms = Alarms(jump=2.0, growth=GROWTH, warmup=math.ceil(EXAMPLE["WARM_UP"] / EVERY))
     found = (
         alarms.judge(step, {"": norm}, {"": int(not math.isfinite(norm))})
         for step, norm in enumerate(gradients)

@@ -1,6 +1,5 @@
 """Attention as four dense layers: the same outputs, and a gain for each projection."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -65,13 +64,6 @@ def test_outputs_weights_and_gradients_are_those_of_torchs_own_module(options, c
         torch.testing.assert_close(ours, theirs)
 
 
-def test_a_single_sequence_needs_no_batch():
-    packed = nn.MultiheadAttention(WIDTH, HEADS)
-    x = torch.randn(LENGTH, WIDTH)
-    for ours, theirs in zip(split_attention(nn.Sequential(packed))[0](x, x, x), packed(x, x, x), strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("grad", [True, False])
@@ -118,16 +110,16 @@ def test_the_constraint_says_what_to_do_and_what_cannot_be_split_is_named():
 
 
 @pytest.mark.parametrize("average", [True, False])
-def test_in_training_the_weights_are_those_that_dropout_left_as_torchs_are(average):
-    attention = nn.MultiheadAttention(WIDTH, HEADS, dropout=0.5)
-    split = split_attention(nn.ModuleList([copy.deepcopy(attention)]))[0]
-    found = []
-    for module in (attention, split):
-        torch.manual_seed(1)
-        found.append(module(*inputs(attention), average_attn_weights=average))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
-    assert (found[0][1] == 0).any()
+def test_in_training_the_weights_are_those_that_dropout_left_and_a_single_sequence_needs_no_batch(average):
+    packed = nn.MultiheadAttention(WIDTH, HEADS, dropout=0.5)
+    for x in (torch.randn(LENGTH, BATCH, WIDTH), torch.randn(LENGTH, WIDTH)):
+        found = []
+        for module in (packed, split_attention(nn.Sequential(packed))[0]):
+            torch.manual_seed(1)
+            found.append(module(x, x, x, average_attn_weights=average))
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other)
+        assert (found[0][1] == 0).any()
 
 
 def test_a_subclass_is_split_unless_it_has_a_forward_of_its_own():

@@ -7,14 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    GptOssConfig,
-    GptOssForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Qwen2MoeConfig,
-    Qwen2MoeForCausalLM,
-)
+from transformers import GptOssConfig, GptOssForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import Qwen2MoeConfig as QwenConfig
+from transformers import Qwen2MoeForCausalLM as QwenForCausalLM
 
 from maxgain import MaxGain
 from maxgain.errors import UnsupportedLayerError
@@ -22,18 +17,10 @@ from maxgain.experts import split_experts
 
 WORDS = 40
 SIZES: dict[str, Any] = {
-    "vocab_size": WORDS,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_experts_per_tok": 2,
-    "initializer_range": 0.3,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
+    "vocab_size": WORDS, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "num_experts_per_tok": 2, "initializer_range": 0.3, "bos_token_id": 0, "eos_token_id": 1,
     "pad_token_id": 0,
-}
+}  # fmt: skip
 
 
 def mixtral() -> nn.Module:
@@ -51,7 +38,7 @@ def gpt_oss() -> nn.Module:
 
 def qwen() -> nn.Module:
     sizes = {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 24}
-    return Qwen2MoeForCausalLM(Qwen2MoeConfig(**SIZES, **sizes, num_experts=4))
+    return QwenForCausalLM(QwenConfig(**SIZES, **sizes, num_experts=4))
 
 
 class Ungated(nn.Module):

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from torch import Tensor
 
 from maxgain.functional import gain, project_, without_bias
 
@@ -48,19 +47,12 @@ def rows(dtype: Any, low: float, high: float) -> st.SearchStrategy[Any]:
 
 
 @quick
-@given(rows(np.float64, 2.0**-40, 2.0**40), norms)
+@given(rows(np.float64, 2.0**-40, 2.0**40) | rows(np.float32, 2.0**-30, 2.0**30), norms)
 def test_gain_is_its_definition(arrays: Any, p: float) -> None:
     z, x = arrays
-    np.testing.assert_allclose(gain(torch.from_numpy(z), torch.from_numpy(x), p), definition(z, x, p), rtol=1e-12)
-
-
-@quick
-@given(rows(np.float32, 2.0**-30, 2.0**30), norms)
-def test_gain_is_its_definition_in_float32(arrays: Any, p: float) -> None:
-    z, x = arrays
-    measured = gain(torch.from_numpy(z), torch.from_numpy(x), p)
-    assert measured.dtype == torch.float32
-    np.testing.assert_allclose(measured, definition(z, x, p), rtol=1e-5)
+    measured = gain(torch.from_numpy(z), torch.from_numpy(x), p).numpy()
+    assert measured.dtype == x.dtype
+    np.testing.assert_allclose(measured, definition(z, x, p), rtol=1e-12 if x.dtype == np.float64 else 1e-5)
 
 
 @each_p
@@ -125,20 +117,6 @@ def test_the_projection_is_the_largest_multiple_within_the_bound(arrays: Any, p:
     (scale,) = project_([weight], gain(torch.from_numpy(X @ W.T), torch.from_numpy(X), p).amax(0, keepdim=True), gamma)
     np.testing.assert_allclose(weight, W if largest <= gamma else W * (gamma / largest), rtol=1e-11)
     assert scale.item() == pytest.approx(min(1.0, gamma / largest) if largest else 1.0)
-
-
-@each_dtype
-@each_p
-def test_after_the_projection_the_bound_holds(dtype: torch.dtype, p: float) -> None:
-    W, x = torch.randn(7, 5).to(dtype), torch.randn(20, 5).to(dtype)
-    wide = torch.promote_types(dtype, torch.float32)
-
-    def largest() -> Tensor:
-        return gain(x.to(wide) @ W.to(wide).T, x, p).amax(0, keepdim=True)
-
-    assert largest() > 0.4
-    project_([W], largest(), 0.4)
-    assert largest().item() == pytest.approx(0.4, rel=4 * torch.finfo(dtype).eps)
 
 
 @each_dtype

@@ -104,7 +104,7 @@ def train(
     optimizer = optimise(model.parameters())
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     watching = watch(model, every=every, on_alarm=alarms.append)
-    layers = watching.constraint._layers
+    layers = list(watching.constraint._slots)
     layer = layers[int(torch.randint(len(layers), (), generator=torch.Generator().manual_seed(seed)))]
     spoilt = layer.module.register_forward_pre_hook(
         lambda module, args: (args[0] * math.nan,) if fault == "nan" and step == FAULT else None

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from numbers import Real
 
-from .errors import ChoiceError, SmallestChosenError
+from .errors import ChoiceError
 
 
 def choose_gamma(losses: Mapping[float, float], tolerance: float = 0.1) -> float:
@@ -23,16 +23,12 @@ def choose_gamma(losses: Mapping[float, float], tolerance: float = 0.1) -> float
 
     Raises:
         ChoiceError: There is nothing to choose from: fewer than two γ, one that is not positive, losses that are
-            negative, all equal or all not finite.
-        SmallestChosenError: The smallest γ of the grid would be chosen, and a smaller one may do as well. Its ``gamma``
-            says which. It is a ``ChoiceError``, too.
+            negative, all equal or all not finite. Or the smallest γ would be chosen, and a smaller one may do as well.
 
     Examples:
         >>> choose_gamma({1.25: 1.71, 1.5: 0.83, 2: 0.41, 3: 0.40, 4: 0.39})
         2
     """
-    if not isinstance(losses, Mapping):
-        raise ChoiceError(f"losses must be a mapping {{gamma: training loss}}, not {type(losses).__name__}.")
     if not (isinstance(tolerance, Real) and 0 <= tolerance < math.inf):
         raise ChoiceError(f"tolerance must be a number from 0 on, not {tolerance!r:.40}.")
     if wrong := [gamma for gamma in losses if not (isinstance(gamma, Real) and gamma > 0)]:
@@ -51,5 +47,5 @@ def choose_gamma(losses: Mapping[float, float], tolerance: float = 0.1) -> float
         )
     chosen = min(gamma for gamma, loss in learned.items() if loss <= (1 + tolerance) * lowest)
     if chosen == min(losses):
-        raise SmallestChosenError(chosen)
+        raise ChoiceError(f"the smallest gamma, {chosen:g}, trains as well as any: try smaller ones.")
     return chosen

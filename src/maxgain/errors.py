@@ -23,14 +23,6 @@ class ChoiceError(MaxGainError, ValueError):
     """Losses from which no gamma can be chosen."""
 
 
-class SmallestChosenError(ChoiceError):
-    """The smallest gamma of a grid was chosen, so the best may lie below."""
-
-    def __init__(self, gamma: float) -> None:
-        super().__init__(f"the smallest gamma, {gamma:g}, trains as well as any: try smaller ones.")
-        self.gamma = gamma
-
-
 class NormError(MaxGainError, ValueError):
     """A p that does not name a norm."""
 

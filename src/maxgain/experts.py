@@ -27,25 +27,22 @@ class SplitExperts(nn.Module):
         self.num_experts: int = packed.num_experts
         self.up = _unpacked(packed, "gate_up_proj" if packed.has_gate else "up_proj")
         self.down = _unpacked(packed, "down_proj")
-        self.between = packed
+        self.between: Any = packed
         """What the module does between its two projections; its weights are gone."""
         self.train(packed.training)
 
     def forward(self, hidden_states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted sum of the chosen experts for each token; the last two are (tokens, choices)."""
-        total = torch.zeros_like(hidden_states)
+        total, between = torch.zeros_like(hidden_states), self.between
         for number in range(self.num_experts):
             token, choice = torch.where(chosen == number)
             if len(token):
-                out = self._one(number, hidden_states[token]) * weights[token, choice, None]
-                total.index_add_(0, token, out.to(total.dtype))
+                x = self.up[number](hidden_states[token])
+                x = self.down[number](between._apply_gate(x) if between.has_gate else between.act_fn(x))
+                if getattr(between, "has_post_expert_norm", False):
+                    x = between.post_expert_norm(x)
+                total.index_add_(0, token, (x * weights[token, choice, None]).to(total.dtype))
         return total
-
-    def _one(self, number: int, x: Tensor) -> Tensor:
-        between: Any = self.between
-        x = self.up[number](x)
-        out: Tensor = self.down[number](between._apply_gate(x) if between.has_gate else between.act_fn(x))
-        return between.post_expert_norm(out) if getattr(between, "has_post_expert_norm", False) else out
 
 
 def _unpacked(packed: Any, name: str) -> nn.ModuleList:

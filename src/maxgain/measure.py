@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from . import _torch
 from .checks import homogeneity_error, warn
 from .distributed import full, gathered_parameters
-from .errors import MaxGainError, MissingExtraError
+from .errors import MaxGainError
 from .functional import check_p, gain
 from .layers import ITSELF, Globs, Layer, check_instance, expect_some, find_layers, first_input
 from .text import text_table
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-QUANTILES = {"min": 0.0, "lower quartile": 0.25, "median": 0.5, "upper quartile": 0.75, "max": 1.0}
 Quantiles = tuple[float, float, float, float, float]
 
 
@@ -42,21 +41,18 @@ class GainReport:
     p: float
     dropped: dict[str, int]
     """How many instances of a layer had a gain that is not finite; they are not among the above."""
-    skipped: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str]
     """The layers that were not measured, and why."""
 
     def quantiles(self) -> dict[str, Quantiles]:
         """Return minimum, lower quartile, median, upper quartile and maximum of every layer."""
         known = {name: values.astype(np.float64) if len(values) else [np.nan] for name, values in self.gains.items()}
-        places = list(QUANTILES.values())
-        return {name: tuple(np.quantile(values, places).tolist()) for name, values in known.items()}
+        return {name: tuple(np.quantile(values, [0, 0.25, 0.5, 0.75, 1]).tolist()) for name, values in known.items()}
 
     def boxplot(self, ax: Axes | None = None, *, bound: float | Mapping[str, float] | None = None) -> Figure:
         """Draw one box per layer, whiskers from minimum to maximum, as in the paper's Figures 1 and 2."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise MissingExtraError("boxplot() needs matplotlib: pip install matplotlib.") from error
+        from matplotlib.figure import Figure
+
         if ax is None:
             ax = Figure(figsize=(max(4.0, 1.5 + 0.4 * len(self.gains)), 4), layout="constrained").subplots()
         blue = {"color": "#1f4e79"}
@@ -65,8 +61,8 @@ class GainReport:
                    medianprops={"color": "#b5371f"}, whiskerprops=blue, capprops=blue)  # fmt: skip
         if bound is not None:
             heights = [bound[name] if isinstance(bound, Mapping) else bound for name in self.gains]
-            ends = [place + end for place in range(1, len(heights) + 1) for end in (-0.5, 0.5)]
-            ax.plot(ends, np.repeat(heights, 2), color="#444444", linestyle="--", linewidth=1)
+            places = np.arange(1, len(heights) + 1)
+            ax.hlines(heights, places - 0.5, places + 0.5, colors="#444444", linestyles="--", linewidth=1)
         names = [(name or ITSELF).replace("$", r"\$") for name in self.gains]  # matplotlib reads $ as a formula
         ax.set_xticks(range(1, len(names) + 1), names, rotation=60, ha="right", fontsize="small")
         ax.set_ylabel("gain")
@@ -81,8 +77,8 @@ class GainReport:
             [name or ITSELF, str(len(self.gains[name])), *(f"{value:.4g}" for value in row)]
             for name, row in self.quantiles().items()
         ]
-        title = f"gain by layer, p = {self.p:g}"
-        return text_table(["layer", "instances", *QUANTILES], rows, title=title, caption=" ".join(notes))
+        columns = ["layer", "instances", "min", "lower quartile", "median", "upper quartile", "max"]
+        return text_table(columns, rows, title=f"gain by layer, p = {self.p:g}", caption=" ".join(notes))
 
 
 @torch.no_grad()
@@ -123,9 +119,9 @@ def measure_gains(
     def observe(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if layer.name in skipped:
             return
-        is_tried = not layer.own_forward or seen[layer.name]
+        is_untried = layer.own_forward and not seen[layer.name]
         try:
-            if reason := None if is_tried else homogeneity_error(layer, args, kwargs):
+            if is_untried and (reason := homogeneity_error(layer, args, kwargs)):
                 skipped[layer.name] = reason
             elif (x := first_input(args, kwargs)).numel():
                 x, z = layer.linear_part(full(x), full(output) if isinstance(output, Tensor) else output)

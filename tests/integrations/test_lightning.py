@@ -109,5 +109,5 @@ def test_a_resumed_training_ends_in_the_same_bits(tmp_path):
 
 
 def test_a_misspelt_argument_is_refused_at_once():
-    with pytest.raises(TypeError, match=r"'gama'.*help\(watch\)"):
+    with pytest.raises(TypeError, match="'gama'"):
         MaxGainCallback(2.0, gama=3)

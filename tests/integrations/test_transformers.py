@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from maxgain import MaxGain
-from maxgain.errors import MaxGainError
 
 pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
@@ -142,8 +141,3 @@ def test_accelerate_is_attached_like_any_optimizer():
             optimizer.zero_grad()
         assert all(map(torch.equal, before, plain.parameters())) is not last
     assert min(constraint.scales.values()) < 1
-
-
-def test_add_to_takes_a_trainer():
-    with pytest.raises(MaxGainError, match="the Trainer, not GPT2LMHeadModel"):
-        MaxGainCallback().add_to(gpt2())

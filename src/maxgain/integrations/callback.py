@@ -12,7 +12,7 @@ from torch import nn
 from ..alarms import Alarm
 from ..gain import MaxGain
 from ..layers import Bound
-from ..watching import Watch, expect_known, watch
+from ..watching import Watch, watch
 
 
 class GainCallback:
@@ -36,7 +36,7 @@ class GainCallback:
         known = inspect.signature(watch).parameters
         self._watch = {name: value for name, value in options.items() if name in known}
         self._measure = {name: value for name, value in options.items() if name not in known}
-        expect_known(type(self).__name__, self._measure)
+        inspect.signature(MaxGain).bind(None, **self._measure)  # a misspelt argument is refused at once
 
     def begin(self, model: nn.Module, optimizers: Iterable[Any], *, is_writing: bool) -> None:
         """Measure and bound the model from here on; one rank writes."""

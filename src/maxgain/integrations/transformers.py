@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import MaxGainError, MissingExtraError
+from ..errors import MissingExtraError
 from .callback import GainCallback
 
 try:
@@ -30,8 +30,6 @@ class MaxGainCallback(GainCallback, TrainerCallback):
         With ``Trainer(callbacks=[...])`` it bounds, writes and alarms as well, but comes behind them, so that
         TensorBoard and the like have written a log before the gains are in it.
         """
-        if not isinstance(trainer, Trainer):
-            raise MaxGainError(f"add_to() takes the Trainer, not {type(trainer).__name__}.")
         trainer.callback_handler.add_callback(self)
         callbacks = trainer.callback_handler.callbacks
         callbacks.insert(0, callbacks.pop())

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 
 import torch
 
@@ -20,17 +19,8 @@ KRYLOV_DIMENSION, KEPT = 20, 8
 """How many vectors the basis has at most, and how many it begins again with."""
 
 
-@dataclass(frozen=True)
-class Norm:
-    """One layer's operator norm, and how well it is known."""
-
-    value: float
-    residual: float = 0.0
-    """Some singular value of W lies within this fraction of ``value``; 0 for a closed form."""
-
-
-def largest_singular_value(linear: LinearMap, tolerance: float, max_iterations: int) -> Norm:
-    """Return the norm of a map for p = 2.
+def largest_singular_value(linear: LinearMap, tolerance: float, max_iterations: int) -> tuple[float, float]:
+    """Return the norm of a map for p = 2, and within which fraction of it some singular value lies.
 
     The basis is extended by what ``WᵀW`` makes of its last vector. When it has grown too large, the search goes on with
     those combinations that are amplified most (a thick restart).
@@ -61,7 +51,7 @@ def largest_singular_value(linear: LinearMap, tolerance: float, max_iterations: 
         residual = 1 - math.sqrt(max(0.0, 1 - squared))
         is_exhausted = length <= 100 * torch.finfo(v.dtype).eps * torch.linalg.vector_norm(image).item()
         if is_exhausted or residual <= tolerance or iteration >= max_iterations:
-            return Norm(math.sqrt(square) * size, residual)
+            return math.sqrt(square) * size, residual
         if count == KRYLOV_DIMENSION:
             best = turn[:, :KEPT].T.to(basis) @ known
             count = len(best)
@@ -69,4 +59,4 @@ def largest_singular_value(linear: LinearMap, tolerance: float, max_iterations: 
             within.zero_().diagonal()[:count] = squares[:count]
         basis[count] = beyond / length
         count += 1
-    return Norm(math.nan, math.nan)
+    return math.nan, math.nan

@@ -7,7 +7,6 @@ and normalisation by the input are not such chains, and nothing is claimed for t
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from operator import getitem
@@ -47,8 +46,7 @@ def chain_constant(model: nn.Module, norms: Mapping[nn.Module, float], p: float)
 def _links(model: nn.Module, leaves: Iterable[nn.Module]) -> list[fx.Node]:
     """Return the operations of a forward, each of which takes the result of the one before it, and nothing else."""
     try:
-        with _one_at_a_time:
-            graph = _Tracer(leaves).trace(model)
+        graph = _Tracer(leaves).trace(model)
     except Exception as error:  # a forward is arbitrary code
         raise NotAChainError(f"the forward of {type(model).__name__} cannot be traced") from error
     nodes = [node for node in graph.nodes if not _is_shape(node)]
@@ -61,23 +59,12 @@ def _links(model: nn.Module, leaves: Iterable[nn.Module]) -> list[fx.Node]:
     return nodes[1:-1]
 
 
-_one_at_a_time = threading.Lock()
-
-
 class _Tracer(fx.Tracer):
-    """Traces into every module but torch's own and the given ones.
-
-    While torch.fx traces, it hears of the calls of all modules in the process; other threads' go on as they would.
-    """
+    """Traces into every module but torch's own and the given ones."""
 
     def __init__(self, leaves: Iterable[nn.Module]) -> None:
         super().__init__()
-        self.leaves, self.thread = set(leaves), threading.get_ident()
-
-    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if threading.get_ident() != self.thread:
-            return forward(*args, **kwargs)
-        return super().call_module(m, forward, args, kwargs)
+        self.leaves = set(leaves)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return m in self.leaves or super().is_leaf_module(m, module_qualified_name)
@@ -99,8 +86,6 @@ def _constant(node: fx.Node, modules: Mapping[str, nn.Module], norms: Mapping[nn
     if node.op == "call_module":
         module = modules[str(node.target)]
         what = f"{_title(node)!r} ({type(module).__name__})"
-        if isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.GroupNorm):
-            raise NotAChainError(f"{what} divides by the size of its input, which is no linear map")
         constant = norms[module] if module in norms else part_constant(module, p)
     elif node.target in REARRANGEMENTS:
         constant = 1.0

@@ -13,7 +13,7 @@ from ..errors import MaxGainError, UnsupportedLayerError
 from ..layers import ITSELF, Found, Globs, Layer, expect_some, find_layers, first_input
 from ..measure import call, evaluating, observing
 from ..text import text_table
-from .largest import Norm, largest_singular_value
+from .largest import largest_singular_value
 from .maps import Shapes, check_operator_p, instance_shapes, linear_map
 from .network import NotAChainError, chain_constant
 
@@ -22,26 +22,18 @@ from .network import NotAChainError, chain_constant
 class NormReport:
     """The operator norms that ``operator_norms`` found, which ``print`` shows as a table.
 
-    For p = 1 and inf they are exact. For p = 2 an iteration approaches them from below; ``residuals`` says how far it
-    got.
+    For p = 1 and inf they are exact. For p = 2 an iteration approaches them from below.
     """
 
     p: float
-    layers: dict[str, Norm]
+    norms: dict[str, float]
+    """The operator norm of every layer."""
+    residuals: dict[str, float]
+    """How far from convergence each norm is: some singular value lies within this fraction of it."""
     bound: float | None
     """An upper bound of the network's Lipschitz constant in eval mode, if it is a chain of known parts."""
     covers: str
     """What ``bound`` covers, or why there is none."""
-
-    @property
-    def norms(self) -> dict[str, float]:
-        """The operator norm of every layer."""
-        return {name: norm.value for name, norm in self.layers.items()}
-
-    @property
-    def residuals(self) -> dict[str, float]:
-        """How far from convergence each norm is: some singular value lies within this fraction of it."""
-        return {name: norm.residual for name, norm in self.layers.items()}
 
     @property
     def product(self) -> float:
@@ -49,7 +41,7 @@ class NormReport:
         return math.prod(self.norms.values())
 
     def __repr__(self) -> str:
-        rows = [[name or ITSELF, f"{one.value:.6g}", f"{one.residual:.1e}"] for name, one in self.layers.items()]
+        rows = [[name or ITSELF, f"{norm:.6g}", f"{self.residuals[name]:.1e}"] for name, norm in self.norms.items()]
         rows.append(["product", f"{self.product:.6g}", ""])
         caption = f"bound {'none' if self.bound is None else f'{self.bound:.6g}'}: {self.covers}"
         title = f"operator norm by layer, p = {self.p:g}"
@@ -100,15 +92,20 @@ def operator_norms(
     with evaluating(model):
         with observing(found.layers, observe):
             call(model, example_input, found.layers[0].weight.device)
-        norms = {}
+        norms, residuals = {}, {}
         for layer, own in shapes.items():
             each = [_norm(layer, one, p, tolerance, max_iterations) for one in sorted(own) or (None,)]
-            norms[layer.name] = max(each, key=lambda norm: norm.value)
-        bound, covers = _network_bound(model, found, norms, p, tolerance)
-    return NormReport(p, norms, bound, covers)
+            norms[layer.name], residuals[layer.name] = max(each)
+        try:
+            bound: float | None = _network_bound(model, found, norms, residuals, p, tolerance)
+            covers = "the whole network in eval mode, a chain of parts whose Lipschitz constants are known."
+        except NotAChainError as error:
+            bound, covers = None, f"no bound of the network: {error}."
+    return NormReport(p, norms, residuals, bound, covers)
 
 
-def _norm(layer: Layer, shapes: Shapes | None, p: float, tolerance: float, max_iterations: int) -> Norm:
+def _norm(layer: Layer, shapes: Shapes | None, p: float, tolerance: float, max_iterations: int) -> tuple[float, float]:
+    """Return the norm of a layer at one input shape, and its residual."""
     linear = linear_map(layer, shapes, torch.float32 if layer.weight.device.type == "mps" else torch.float64)
     if linear is None:
         raise MaxGainError(
@@ -119,25 +116,22 @@ def _norm(layer: Layer, shapes: Shapes | None, p: float, tolerance: float, max_i
         what = f"layer {layer.name!r} ({type(layer.module).__name__})"
         raise UnsupportedLayerError(f"{what} has no operator norm: {reason}. Pass exclude={layer.name!r}.")
     exact = linear.exact_norm(p)
-    return largest_singular_value(linear, tolerance, max_iterations) if exact is None else Norm(exact.item())
+    return largest_singular_value(linear, tolerance, max_iterations) if exact is None else (exact.item(), 0.0)
 
 
 def _network_bound(
-    model: nn.Module, found: Found, norms: dict[str, Norm], p: float, tolerance: float
-) -> tuple[float | None, str]:
+    model: nn.Module, found: Found, norms: dict[str, float], residuals: dict[str, float], p: float, tolerance: float
+) -> float:
+    """Return an upper bound of the network's Lipschitz constant; raise ``NotAChainError`` if none is known."""
     for name, norm in norms.items():
-        if not norm.residual <= tolerance or not math.isfinite(norm.value):
-            why = "has not converged" if math.isfinite(norm.value) else "is not finite"
-            return None, f"no bound of the network: the norm of layer {name!r} {why}."
+        if not math.isfinite(norm) or not residuals[name] <= tolerance:
+            why = "has not converged" if math.isfinite(norm) else "is not finite"
+            raise NotAChainError(f"the norm of layer {name!r} {why}")
     # A norm is approached from below: what may be missing is added.
     known = {
-        layer.module: norms[layer.name].value * (1 + norms[layer.name].residual)
+        layer.module: norms[layer.name] * (1 + residuals[layer.name])
         for layer in found.layers
         # The output is Wx and a bias; a registered layer may have an activation behind it.
-        if layer.kind.form == "affine" or (layer.kind.diagonal is not None and not layer.own_forward)
+        if layer.kind.form == "affine" or (layer.kind.form == "batch_norm" and not layer.own_forward)
     }
-    try:
-        constant = chain_constant(model, known, p)
-    except NotAChainError as error:
-        return None, f"no bound of the network, which is not a chain of known parts: {error}."
-    return constant, "the whole network in eval mode, a chain of parts whose Lipschitz constants are known."
+    return chain_constant(model, known, p)

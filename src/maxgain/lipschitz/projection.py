@@ -91,8 +91,7 @@ class Lipschitz(Constraint):
         device, estimates = self._gains.device, partial(super()._estimate, plan)
         if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             return estimates()
-        own = [layer for layer, slot in self._slots.items() if slot in plan.slots]
-        known = [self._norms[layer].addresses(device) for layer in own]
+        known = [self._norms[layer].addresses(device) for layer, slot in self._slots.items() if slot in plan.slots]
         return estimates() if None in known else self._replayed(device, tuple(known), estimates)
 
     def _size(self, layer: Layer) -> Tensor:
@@ -123,8 +122,7 @@ class Lipschitz(Constraint):
 class Seen:
     """The shapes that a compiled forward showed, in a chain with those before; its end has none before.
 
-    Compiled code adds to the chain without reading it. If it compared shapes, it would be compiled again whenever they
-    grow, and so after the very first forward.
+    Compiled code that compared shapes would be compiled again whenever they grow.
     """
 
     shapes: Shapes = ((), ())
@@ -138,16 +136,18 @@ class FollowedNorm(_torch.ForwardHook):
         self.layer, self.constraint = layer, constraint
         self.dtype = torch.promote_types(layer.weight.dtype, torch.float32)
         self.untried = layer.own_forward
-        self.begin()
+        self.weight_shape: Any = None
+        self.look_up()
         self.needs_forwards = self.map is None
 
-    def begin(self) -> None:
-        """Begin with nothing known."""
-        self.weight_shape, self.map = self.layer.weight.shape, linear_map(self.layer, None, self.dtype)
-        self.largest: Shapes | None = None
-        self.seen = Seen()
-        self.vectors: Tensor | None = None
-        """The two directions that the layer amplifies most, as far as is known."""
+    def look_up(self) -> None:
+        """Begin with nothing known; and anew if the weight has another shape, because units were added or pruned."""
+        if self.weight_shape != self.layer.weight.shape:
+            self.weight_shape, self.map = self.layer.weight.shape, linear_map(self.layer, None, self.dtype)
+            self.largest: Shapes | None = None
+            self.seen = Seen()
+            self.vectors: Tensor | None = None
+            """The two directions that the layer amplifies most, as far as is known."""
 
     @_torch.skip_standalone_compile
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -173,11 +173,6 @@ class FollowedNorm(_torch.ForwardHook):
         self.look_up()
         self.see(instance_shapes(self.layer, x, output))
 
-    def look_up(self) -> None:
-        """Begin anew if the weight has another shape, because units were added or pruned."""
-        if self.weight_shape != self.layer.weight.shape:
-            self.begin()
-
     def see(self, shapes: Shapes) -> None:
         """Remember the largest size along each dimension."""
         known = self.largest or shapes
@@ -189,10 +184,10 @@ class FollowedNorm(_torch.ForwardHook):
         while self.seen.before is not None:
             self.see(self.seen.shapes)
             self.seen = self.seen.before
-        if self.needs_forwards and self.largest is not None and (self.map is None or self.map.shapes != self.largest):
-            self.map = linear_map(self.layer, self.largest, self.dtype)
-            return None if self.map is None else self.map.linearity_error()
-        return None
+        if self.largest is None or (self.map is not None and self.map.shapes == self.largest):
+            return None
+        self.map = linear_map(self.layer, self.largest, self.dtype)
+        return self.map.linearity_error() if self.map else None
 
     def estimate(self) -> Tensor:
         """Return the norm of the weight as it is now; ``UNMEASURED`` if it needs a shape that is not known."""
