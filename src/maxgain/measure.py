@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from . import _torch
 from .checks import homogeneity_error, warn
 from .distributed import full, gathered_parameters
-from .errors import MaxGainError
+from .errors import MaxGainError, MissingExtraError
 from .functional import check_p, gain
 from .layers import ITSELF, Globs, Layer, check_instance, expect_some, find_layers, first_input
 from .text import text_table
@@ -51,8 +51,10 @@ class GainReport:
 
     def boxplot(self, ax: Axes | None = None, *, bound: float | Mapping[str, float] | None = None) -> Figure:
         """Draw one box per layer, whiskers from minimum to maximum, as in the paper's Figures 1 and 2."""
-        from matplotlib.figure import Figure
-
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise MissingExtraError("boxplot() needs matplotlib: pip install matplotlib.") from error
         if ax is None:
             ax = Figure(figsize=(max(4.0, 1.5 + 0.4 * len(self.gains)), 4), layout="constrained").subplots()
         blue = {"color": "#1f4e79"}
