@@ -201,14 +201,20 @@ def take_snapshot(constraint: Constraint, optimizer: Optimizer | None, plan: Ste
             gradients[slot] = local(weight.grad).detach().any()
     measured, _, cut_hard = constraint._counts * constraint.divides  # entries and units are cut as hard as needed
     columns = (sizes, gradients, measured, cut_hard, constraint._buffer.dropped)
-    numbers, arrival = torch.stack([column.to(sizes.dtype) for column in columns]), None
-    if numbers.is_cuda:
-        numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True).copy_(numbers, non_blocking=True)
-        arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrival.record()
+    numbers, arrival = begin_copy(torch.stack([column.to(sizes.dtype) for column in columns]))
     reasons, new = reasons_not_bounded(constraint), added(constraint, optimizer)
     known = [(one.name, reasons[one], constraint._is_bounded[at], constraint._fallback(at)) for one, at in layers]
     return known + [(name, ADDED) for name in new], [at for _, at in layers] + [None] * len(new), numbers, arrival
+
+
+def begin_copy(numbers: Tensor) -> tuple[Tensor, Any]:
+    """Copy numbers to the host without waiting; the event says when they have arrived, None that they are here."""
+    if not numbers.is_cuda:
+        return numbers.cpu(), None
+    copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True).copy_(numbers, non_blocking=True)
+    arrival: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrival.record()
+    return copy, arrival
 
 
 def added(constraint: Constraint, optimizer: Optimizer | None) -> list[str]:
@@ -343,6 +349,15 @@ def homogeneity_error(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 @torch.no_grad()
+def try_forward(hook: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Try the own forward of a hook's layer on a call, and leave the layer out if dividing its weight is wrong."""
+    reason = homogeneity_error(hook.layer, args, kwargs)
+    hook.untried = reason == ""  # zero shows nothing: try the next batch
+    if reason:
+        hook.constraint._skip(hook.layer, reason)
+    return not reason
+
+
 def try_compiled_forwards(constraint: Constraint) -> None:
     """Try the layers whose own forwards only compiled code has run, on two instances that are made up."""
     for hook in [hook for hook in constraint._hooks if hook.untried]:
@@ -354,7 +369,4 @@ def try_compiled_forwards(constraint: Constraint) -> None:
         shape = (2, width, *(4 + 2 * size * dilation for size, dilation in kernel))
         x = torch.randn(shape, generator=torch.Generator().manual_seed(0), device="cpu")
         with contextlib.suppress(Exception):  # it may take more than an input
-            reason = homogeneity_error(layer, (x.to(weight.device, weight.dtype),), {})
-            hook.untried = reason == ""
-            if reason:
-                constraint._skip(layer, reason)
+            try_forward(hook, (x.to(weight.device, weight.dtype),), {})

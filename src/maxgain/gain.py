@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from . import _torch, kernels
-from .checks import homogeneity_error
+from .checks import try_forward
 from .constraint import NOT_FINITE, UNMEASURED, Constraint, buffers
 from .distributed import Group, full, gathered_parameters, is_flat_shard, is_sharded
 from .errors import MaxGainError
@@ -145,11 +145,8 @@ class _Hook(_torch.ForwardHook):
             return None
         with _torch.without_modes() if _torch.count_modes() else contextlib.nullcontext(), torch.no_grad():
             try:
-                if self.untried and not self.buffer.is_captured:
-                    if reason := homogeneity_error(self.layer, args, kwargs):
-                        self.constraint._skip(self.layer, reason)
-                        return None
-                    self.untried = reason == ""  # zero shows nothing: try the next batch
+                if self.untried and not self.buffer.is_captured and not try_forward(self, args, kwargs):
+                    return None
                 is_plain = type(x) is type(output) is Tensor and not x.is_nested and x.layout == torch.strided
                 if is_plain and x.device == output.device and self.constraint._mask is None and x.numel():
                     record(*self.arguments(module, x, output))

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from .alarms import Alarm, Alarms
-from .checks import Row, reasons_not_bounded, warn
+from .checks import Row, begin_copy, reasons_not_bounded, warn
 from .constraint import Constraint
 from .distributed import max_over_ranks
 from .errors import MaxGainError
@@ -136,16 +136,11 @@ class Watch:
         return f"<Watch of {self.constraint!r}, every={self.every}>"
 
     def _snapshot(self) -> tuple[Tensor, Any]:
-        """Copy what a step found, from a GPU without waiting: the event says when it has arrived."""
+        """Begin to copy what a step found."""
         constraint = self.constraint
         dropped = max_over_ranks(constraint._buffer.dropped.to(constraint._gains.dtype), constraint.process_group)
-        rows = torch.stack([constraint._gains, constraint._scales, constraint._counts[0].to(dropped), dropped])
-        if not rows.is_cuda:
-            return rows.cpu(), None
-        copy = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)
-        arrival: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrival.record()
-        return copy, arrival
+        measured = constraint._counts[0].to(dropped)
+        return begin_copy(torch.stack([constraint._gains, constraint._scales, measured, dropped]))
 
 
 def watch(

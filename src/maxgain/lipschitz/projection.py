@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .. import _torch
-from ..checks import homogeneity_error
+from ..checks import try_forward
 from ..constraint import NOT_FINITE, UNMEASURED, Constraint
 from ..distributed import Group
 from ..errors import MaxGainError, StateError
@@ -161,15 +161,8 @@ class FollowedNorm(_torch.ForwardHook):
             if module.training and torch.is_grad_enabled():  # a step follows, which reads the chain
                 self.seen = Seen(instance_shapes(self.layer, x, output), before=self.seen)
                 return
-        elif _torch.is_simulated(x):
+        elif _torch.is_simulated(x) or (self.untried and not try_forward(self, args, kwargs)):
             return
-        elif self.untried:
-            with torch.no_grad():
-                reason = homogeneity_error(self.layer, args, kwargs)
-            if reason:
-                self.constraint._skip(self.layer, reason)
-                return
-            self.untried = reason == ""  # zero shows nothing: try the next batch
         self.look_up()
         self.see(instance_shapes(self.layer, x, output))
 
