@@ -62,8 +62,9 @@ class Updates:
 
     def __init__(self, constraint: Any, report: Callable[[Any], None]) -> None:
         self.constraint, self.report = weakref.ref(constraint), report
-        self.count, self.steps, self.version = 0, -1, -1
-        trained = [layer.parameter for layer in constraint._slots if layer.parameter.requires_grad][:1]
+        self.count, self.steps, self.version, self.is_said = 0, -1, -1, False
+        layers = sorted(constraint._slots, key=lambda layer: not constraint._is_bounded[constraint._slots[layer]])
+        trained = [layer.parameter for layer in layers if layer.parameter.requires_grad][:1]
         usable = [weight for weight in trained if weight.is_leaf and not hasattr(type(weight), "full_tensor")]
         self.handles = [weight.register_post_accumulate_grad_hook(self) for weight in usable]
 
@@ -78,7 +79,8 @@ class Updates:
         is_update = self.steps == steps and self.version != weight._version
         self.count = self.count + is_update if self.steps == steps else 0
         self.steps, self.version = steps, weight._version
-        if is_update and self.count == UPDATES_UNTIL_SAID:
+        if is_update and self.count == UPDATES_UNTIL_SAID and not self.is_said:
+            self.is_said = True
             self.report(constraint)
 
     def remove(self) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
+from torch.utils._pytree import tree_map_only
 
 from . import _torch
 from .distributed import differing_ranks, full, gathered_parameters, is_sharded, local
@@ -49,7 +50,8 @@ REMEDIES = {
     "hook lost": f"{_AGAIN}, or call detach() and attach().",
     "eval mode": "Call model.train(), or pass exclude=….",
     UNHELD: "Attach the one that does, add it to yours with add_param_group(), or freeze it.",
-    NOT_CALLED: "Its weight is used directly (functional_call, DataParallel) or under no_grad, or step() ran twice.",
+    NOT_CALLED: "Its weight is used without calling the layer (layer.forward(x), functional_call, DataParallel), or "
+    "under no_grad, or step() ran twice.",
 }
 """Each reason, as the constraint's table notes it, and what to do."""
 
@@ -159,7 +161,6 @@ class Checks:
     """The looks at one optimizer's steps."""
 
     said: set[Any] = field(default_factory=set)
-    is_first: bool = True
     pending: Snapshot | None = None  # on its way
 
     def look(
@@ -169,9 +170,6 @@ class Checks:
         if self.pending is not None and self.pending[-1].query():
             self.report(*self.pending)
         if is_new:
-            if self.is_first:
-                warn(differing(constraint))
-            self.is_first = False
             self.pending = take_snapshot(constraint, optimizer, plan, sizes)
             if self.pending[-1] is None:
                 self.report(*self.pending)
@@ -322,20 +320,29 @@ def warn(message: str) -> None:
 def homogeneity_error(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """Say why dividing a layer's weight does not divide its ``Wx``; None if it does, '' if ``Wx`` is zero.
 
-    Runs the layer's forward on this input with half its weight, and with another bias.
+    Runs the layer's forward on copies of this call with half its weight, and with another bias.
     """
     module, name = layer.module, layer.kind.weight
     weight, bias = module._parameters[name], module._parameters.get("bias")
     if layer.kind.diagonal is not None or weight is None:  # an activation may follow, which hides Wx
         return None
     x = first_input(args, kwargs)
+    width = getattr(module, "in_features", getattr(module, "in_channels", None))
+    if width is not None and x.dim() > 0 and x.shape[-min(layer.kind.dims or 1, x.dim())] != width:
+        return "its first argument is not what it multiplies"
 
     def part(scale: float, shift: float) -> Tensor:
         instead = {name: full(weight) * scale}
         if bias is not None:
             instead["bias"] = torch.full_like(full(bias), shift)
-        with _torch.preserve_rng_and_buffers(module, x.device), gathered_parameters(module, instead):
-            return layer.kind.linear_part(module, x, module.forward(*args, **kwargs))[1].double()
+        given, named = tree_map_only(Tensor, torch.clone, (args, kwargs))  # a forward may change its input in place,
+        attributes = {**vars(module)}  # and keep a loss
+        try:
+            with _torch.preserve_rng_and_buffers(module, x.device), gathered_parameters(module, instead):
+                return layer.kind.linear_part(module, x, module.forward(*given, **named))[1].double()
+        finally:
+            vars(module).clear()
+            vars(module).update(attributes)
 
     whole = part(1.0, 0.0)
     size = torch.linalg.vector_norm(whole)

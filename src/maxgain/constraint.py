@@ -193,7 +193,7 @@ class Constraint:
         after_step = torch.compiler.disable(self._step)  # type: ignore[no-untyped-call]
         self._attached[optimizer] = Attached(optimizer.register_step_post_hook(after_step))
         self._forget_plans()
-        self._plan(optimizer)
+        self._rest(self._attached[optimizer], self._plan(optimizer))  # its first step measures, in mid-cycle too
         if self._hooks:
             checks.warn(checks.unsuited(optimizer))
         return self
@@ -204,6 +204,7 @@ class Constraint:
             if removable is not None:
                 removable.remove()
         self._attached, self._hooks, self._updates = {}, [], None
+        self._buffer.maxima.fill_(UNMEASURED)
 
     def step(self) -> None:
         """Project every constrained weight now, for updates without an attached optimizer."""
@@ -300,6 +301,8 @@ class Constraint:
         else:
             sizes = torch.full_like(maxima, UNMEASURED).index_copy_(0, plan.own, maxima[plan.own])
             maxima.index_fill_(0, plan.own, UNMEASURED)
+        if not number and not is_captured:  # before ranks that hold other layers wait for each other
+            checks.warn(checks.differing(self))
         if dist.is_available() and dist.is_initialized():
             sizes = max_over_ranks(sizes, self.process_group)
         if is_checked or (attached.checks.pending is not None and not is_captured):

@@ -48,8 +48,9 @@ def differing_ranks(layers: Collection[Layer], group: Any, device: torch.device)
     if not is_exchanged(group):
         return ""
     names = "\n".join(layer.name for layer in layers)
-    weights = [layer.parameter.detach() for layer in layers if layer.parameter is not None]
-    total = sum((weight.double().sum().to(device) for weight in weights if not is_sharded(weight)), start=0.0)
+    weights = [layer.parameter for layer in layers if layer.parameter is not None]
+    whole = [weight.detach() for weight in weights if not (is_sharded(weight) or is_flat_shard(weight))]
+    total = sum((weight.double().sum().to(device) for weight in whole), start=0.0)
     total = torch.nan_to_num(torch.as_tensor(total, dtype=torch.float64, device=device))
     own = torch.stack([torch.full_like(total, zlib.crc32(names.encode())), total])
     gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]

@@ -148,7 +148,7 @@ class _Hook(_torch.ForwardHook):
                 if self.untried and not self.buffer.is_captured and not try_forward(self, args, kwargs):
                     return None
                 is_plain = type(x) is type(output) is Tensor and not x.is_nested and x.layout == torch.strided
-                if is_plain and x.device == output.device and self.constraint._mask is None and x.numel():
+                if is_plain and x.device == output.device and self.constraint._mask is None:
                     record(*self.arguments(module, x, output))
                 else:
                     self.measure(module, x, output)
@@ -167,8 +167,6 @@ class _Hook(_torch.ForwardHook):
             x = x.to_dense()
         if isinstance(output, Tensor) and x.device != output.device:  # its input was fetched from another
             x = x.to(output.device)
-        if not x.numel():
-            return
         mask = self.constraint.mask
         if mask is not None and self.layer.kind.dims == 1 and mask.shape == x.shape[:-1]:
             x = x.masked_fill(mask.to(x.device).unsqueeze(-1) == 0, 0)  # an input of zero has no gain
@@ -184,10 +182,12 @@ class _Hook(_torch.ForwardHook):
         kind, is_tensor = self.layer.kind, isinstance(output, Tensor)
         if _torch.is_compiling_no_training() or not (is_tensor or kind.form == "other"):
             return None
-        if self.is_whole and type(module._parameters.get(kind.weight)) is Tensor:
+        if self.is_whole and module._parameters.get(kind.weight) is not self.weight:
             return None  # put there by functional_call
-        is_sequence = kind.dims == 1 and x.dim() > 2
+        is_sequence = kind.dims == 1 and x.dim() > 2 and not x.is_nested
         onward = _torch.alias_output(output) if is_sequence and is_tensor and output.requires_grad else None
+        if x.is_nested:
+            x, output = x.values(), output.values()
         if is_sharded(x) or is_sharded(output):
             x, output = full(x), full(output)
         if kind.form == "affine":
@@ -209,6 +209,7 @@ class _Hook(_torch.ForwardHook):
             z, vector, variance, eps = None, module.weight, module.running_var, float(module.eps)
         elif kind.form == "affine":
             vector, channel_dims = getattr(module, "bias", None), kind.dims or 1
+            vector = full(vector) if vector is not None and is_sharded(vector) else vector
             if layer.part is not None:
                 z = z.narrow(-channel_dims, *layer.part)
                 vector = None if vector is None else vector.narrow(0, *layer.part)
@@ -229,6 +230,8 @@ def record(
 
     ``Wx`` is z less the bias ``vector``; of batch norm, which has no z, it is x times ``vector / sqrt(variance + ε)``.
     """
+    if not x.numel():  # an expert without tokens
+        return
     if x.is_cuda:
         reason = kernels.measure(maxima, dropped, resting, slot, x, z, vector, variance, eps, channel_dims, dims, p)
         if (buffer := buffers.get(maxima.data_ptr())) is not None:

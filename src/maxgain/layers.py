@@ -219,7 +219,8 @@ def find_layers(
         kind, own_forward, reason = look_up(module, rescale=rescale)
         is_layer = kind is not None or reason is not None
         # Parameters that no layer's row is for can be named to exclude them; containers cannot.
-        others = set(module._parameters) - ({"bias", kind.weight if kind else "weight"} if is_layer else set())
+        known_parameters = {"bias", kind.weight if kind else "weight"} if is_layer else set()
+        others = {own for own, _ in module.named_parameters(recurse=False)} - known_parameters
         names = [name] * is_layer + [f"{name}.{other}".lstrip(".") for other in others]
         unused -= {glob for glob in unused if any(matches(one, glob) for one in names)}
         if not is_layer or name.startswith(inside):
@@ -328,10 +329,9 @@ def uncovered(model: Any, layers: Iterable[Layer], skipped: Iterable[str], exclu
     for path, module in named_modules(model):
         if not getattr(look_up(module)[0], "by_default", True):
             continue
-        parameters: dict[str, Any] = module._parameters
-        for own, weight in parameters.items():
+        for own, weight in module.named_parameters(recurse=False):
             words = f"{type(module).__name__}.{own}".lower()
-            is_matrix = weight is not None and not is_lazy(weight) and weight.requires_grad and weight.dim() > 1
+            is_matrix = not is_lazy(weight) and weight.requires_grad and weight.dim() > 1
             if not is_matrix or any(word in words for word in _TABLES):
                 continue
             name = f"{path}.{own}".lstrip(".")

@@ -1,0 +1,157 @@
+"""Calls that few models make, each of which was once wrong."""
+
+import copy
+import math
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from maxgain import MaxGain
+from maxgain.errors import MeasurementWarning
+
+
+def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return torch.compile(function, backend="aot_eager")
+
+
+class ChangesItsInput(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.relu(x, inplace=True))
+
+
+class KeepsALoss(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        self.loss = out.square().mean()
+        return out
+
+
+@pytest.mark.parametrize("kind", [ChangesItsInput, KeepsALoss])
+def test_trying_a_forward_leaves_no_trace(kind: type[nn.Linear]) -> None:
+    gradients = []
+    for watched in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), kind(8, 8))
+        if watched:
+            MaxGain(model, math.inf)
+        loss = model(torch.randn(4, 8)).sum()
+        (loss + getattr(model[1], "loss", 0.0)).backward()
+        gradients.append(model[0].weight.grad)
+    assert torch.equal(*gradients)
+
+
+class TakesTimeFirst(nn.Linear):
+    def forward(self, t: Tensor, x: Tensor) -> Tensor:
+        return super().forward(x) + 0.0
+
+
+def test_a_first_argument_that_is_not_multiplied() -> None:
+    layer = TakesTimeFirst(8, 8)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.0)
+    MaxGain(layer, 1e-3).attach(optimizer)
+    before = layer.weight.clone()
+    layer(torch.rand(16, 1), torch.randn(16, 8)).sum().backward()
+    with pytest.warns(MeasurementWarning, match="first argument"):
+        optimizer.step()
+    assert torch.equal(layer.weight, before)
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, compiled], ids=["eager", "compiled"])
+class TestEagerAndCompiled:
+    @pytest.fixture(autouse=True)
+    def _compile_anew(self, nothing_compiled: None) -> None:
+        pass
+
+    def test_an_empty_batch_has_no_gain(self, wrap: Callable[..., Callable[..., Tensor]]) -> None:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        constraint = MaxGain(model, 1.0).attach(optimizer)
+
+        def chosen(x: Tensor) -> Tensor:
+            return model[1](model[0](x)[x[:, 0] > 0])
+
+        torch._dynamo.config.capture_dynamic_output_shape_ops = True
+        try:
+            wrap(chosen)(-torch.ones(3, 8)).sum().backward()
+        finally:
+            torch._dynamo.config.capture_dynamic_output_shape_ops = False
+        optimizer.step()
+        assert constraint.gains["0"] > 0
+        assert math.isnan(constraint.gains["1"])
+
+    def test_jagged_sequences(self, wrap: Callable[..., Callable[..., Tensor]]) -> None:
+        rows = [torch.randn(3, 8), torch.randn(5, 8)]
+        layer = nn.Linear(8, 4)
+        optimizer = torch.optim.SGD(layer.parameters(), 0.0)
+        constraint = MaxGain(layer, math.inf).attach(optimizer)
+        wrap(layer)(torch.nested.nested_tensor(rows, layout=torch.jagged)).values().sum().backward()
+        optimizer.step()
+        x = torch.cat(rows)
+        expected = ((x @ layer.weight.T).norm(dim=1) / x.norm(dim=1)).max()
+        assert constraint.gains[""] == pytest.approx(expected.item(), rel=1e-5)
+
+    def test_a_call_with_the_parameters_of_another_model(self, wrap: Callable[..., Callable[..., Tensor]]) -> None:
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        teacher = copy.deepcopy(model)
+        for weight in teacher.parameters():
+            weight.data.mul_(100)
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        constraint = MaxGain(model, 10.0).attach(optimizer)
+        x = torch.randn(8, 8)
+        ask = wrap(lambda x: functional_call(model, dict(teacher.named_parameters()), (x,)))
+        (model(x) - ask(x).detach()).square().mean().backward()
+        optimizer.step()
+        assert max(constraint.gains.values()) < 10
+
+
+def test_an_optimizer_that_is_attached_in_mid_cycle_measures_in_its_first_step() -> None:
+    model = nn.Linear(8, 4)
+    constraint = MaxGain(model, 0.1, every=4)
+    for _ in range(2):
+        constraint.detach()
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        constraint.attach(optimizer)
+        model.weight.data.normal_()
+        for step in range(2):
+            model(torch.randn(8, 8)).sum().backward()
+            optimizer.step()
+            if step == 0:
+                assert constraint.scales[""] < 1
+
+
+def test_detaching_forgets_what_was_measured() -> None:
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    constraint = MaxGain(model, 2.0).attach(optimizer)
+    good = copy.deepcopy(model.state_dict())
+    model.weight.data.mul_(1000)
+    model(torch.randn(8, 8))
+    model.load_state_dict(good)
+    constraint.detach()
+    constraint.attach(optimizer)
+    model(torch.randn(8, 8)).sum().backward()
+    optimizer.step()
+    assert constraint.scales[""] == 1
+
+
+def test_a_scripted_part_is_named() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's, of scripting
+        model = nn.Sequential(torch.jit.script(nn.Linear(8, 8)), nn.Linear(8, 4))
+    with pytest.warns(MeasurementWarning, match=r"'0\.weight'"):
+        constraint = MaxGain(model, 1.0)
+    assert list(constraint.gains) == ["1"]
+
+
+def test_an_optimizer_that_updates_free_weights_is_not_the_one_to_attach() -> None:
+    free, bounded = nn.Linear(4, 8), nn.Linear(8, 1)
+    of_free, of_bounded = (torch.optim.SGD(one.parameters(), 0.01) for one in (free, bounded))
+    MaxGain([free, bounded], {"0": math.inf, "1": 1.0}).attach(of_bounded)
+    for turn in range(14):
+        bounded(free(torch.randn(8, 4))).mean().backward()
+        (of_free if turn % 6 else of_bounded).step()
