@@ -50,8 +50,8 @@ REMEDIES = {
     "hook lost": f"{_AGAIN}, or call detach() and attach().",
     "eval mode": "Call model.train(), or pass exclude=….",
     UNHELD: "Attach the one that does, add it to yours with add_param_group(), or freeze it.",
-    NOT_CALLED: "Its weight is used directly (layer.forward(x), functional_call, DataParallel) or under no_grad, or step() "
-    "ran twice.",
+    NOT_CALLED: "Its weight is used directly (layer.forward(x), functional_call, DataParallel) or under no_grad, or "
+    "step() ran twice.",
 }
 """Each reason, as the constraint's table notes it, and what to do."""
 
