@@ -137,12 +137,15 @@ def _devices(runs: Iterable[Result]) -> list[str]:
 def row_texts(experiment: Experiment, row: Row) -> tuple[str, ...]:
     """A row's cells."""
     theirs = experiment.published.get(row.name)
-    ours = "–" if row.summary is None else percent(row.summary.mean, row.summary.standard_error)
-    done = row.planned - row.failed - row.missing
-    cells = (row.label, str(theirs or "–"), ours if done == row.planned else f"{ours} ({done} of {row.planned})")
+    ours = percent(row.mean, row.standard_error)
+    cells = (
+        row.label,
+        str(theirs or "–"),
+        ours if row.done == row.planned else f"{ours} ({row.done} of {row.planned})",
+    )
     if not experiment.same_data:
         return cells
-    above = None if theirs is None or row.summary is None else 100 * row.summary.mean - theirs.accuracy
+    above = None if theirs is None or row.mean is None else 100 * row.mean - theirs.accuracy
     return (*cells, "–" if above is None else signed(above))
 
 
@@ -174,7 +177,7 @@ def in_size(experiment: Experiment, comparison: Comparison) -> Iterator[str]:
     if comparison.plan.decide_by != "pooled" or first is None or first.standard_error is None or not first.n:
         return
     sigma = 100 * first.standard_error * math.sqrt(first.n / 2)
-    means = {row.name: 100 * row.summary.mean for row in comparison.rows if row.summary}
+    means = {row.name: 100 * row.mean for row in comparison.rows if row.mean is not None}
     width = float(stats.t.isf(0.05, first.degrees)) * sigma * math.sqrt(2 / first.n)
     also = [
         f"{one} : {other} {signed(means[one] - means[other])} ({signed(means[one] - means[other] - width)} to "
@@ -205,7 +208,7 @@ def targets(state: State) -> Iterator[str]:
     if state.comparison is None:
         return
     near, best, _ = TARGETS
-    means = {row.name: 100 * row.summary.mean for row in state.comparison.rows if row.summary}
+    means = {row.name: 100 * row.mean for row in state.comparison.rows if row.mean is not None}
     above = {row: means[row] - state.experiment.published[row].accuracy for row in means}
     worst, top = min(above, key=above.__getitem__), max(means, key=means.__getitem__)
     yield (

@@ -26,7 +26,7 @@ def rows(comparison: Comparison, published: Mapping[str, paper.Number]) -> Figur
     for unit in comparison.plan.units:
         points = [(100 * row.scores.get(unit, float("nan")), at) for at, row in enumerate(comparison.rows)]
         axis.plot(*zip(*points, strict=True), "o-", color=OURS, linewidth=0.5, markersize=3.5, alpha=0.5)
-    means = [(100 * row.summary.mean, at) for at, row in enumerate(comparison.rows) if row.summary]
+    means = [(100 * row.mean, at) for at, row in enumerate(comparison.rows) if row.mean is not None]
     axis.plot(*zip(*means, strict=True), "|", color=OURS, markersize=15, markeredgewidth=2, label="our mean")
     theirs = [(published[row.name].accuracy, at) for at, row in enumerate(comparison.rows) if row.name in published]
     if theirs:

@@ -129,10 +129,10 @@ class Experiment:
 
     def region_of(self, comparison: Comparison, contrast: Contrast) -> float:
         """The region of equivalence in points."""
-        summary = comparison.row(contrast.second).summary
-        if self.region is not None or summary is None:
+        mean = comparison.row(contrast.second).mean
+        if self.region is not None or mean is None:
             return self.region or REGION
-        return 100 * RELATIVE_REGION * (1 - summary.mean)
+        return 100 * RELATIVE_REGION * (1 - mean)
 
     def _at(self, unit: int) -> Recipe:
         """The recipe at a seed or fold; a fold's seed is its number."""
