@@ -52,6 +52,12 @@ def p_value(p: float | None) -> str:
     return next((text for text in texts if (float(text) < ALPHA) == (p < ALPHA)), repr(p))
 
 
+def p_equals(p: float | None) -> str:
+    """The text p = 0.031, or p < 0.001."""
+    text = p_value(p)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
+
+
 def counted(count: int, thing: str) -> str:
     """1 run, 2 runs, 1,797 images."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
@@ -109,10 +115,10 @@ def finding(
         return f"{first} {same} on every {over}: no spread, so no test"
     within = f", within ±{100 * rope:g} points" if rope is not None and is_equivalent(difference) else ""
     conclusion = {
-        "equivalent": f" ({_p(difference.p_equivalence)}): equivalent",
+        "equivalent": f" ({p_equals(difference.p_equivalence)}): equivalent",
         "inconclusive": ": inconclusive, which is no evidence of equality",
     }.get(verdict, "")
-    evidence = f"95 % CI {reach(difference.interval)}, {_p(difference.p_holm)}"
+    evidence = f"95 % CI {reach(difference.interval)}, {p_equals(difference.p_holm)}"
     return f"{_changed(first, difference, verdict)} against {second} ({evidence}){within}{conclusion}"
 
 
@@ -128,7 +134,7 @@ def disagreement(analysis: str, check: Difference | None, verdict: Verdict) -> s
     other = statistics.verdict(check)
     if check is None or check.p_holm is None or other == verdict:
         return ""
-    return f"; the check, the {analysis} analysis, is {other} ({_p(check.p_holm)})"
+    return f"; the check, the {analysis} analysis, is {other} ({p_equals(check.p_holm)})"
 
 
 def with_failures(guess: Difference | None, chance: float, verdict: Verdict, holds: bool) -> str:
@@ -137,12 +143,7 @@ def with_failures(guess: Difference | None, chance: float, verdict: Verdict, hol
         return ""
     then = "" if verdict == "inconclusive" else "; the verdict stands" if holds else "; the verdict is withdrawn"
     counting = f"counting failed runs as guesses ({100 * chance:.3g} %)"
-    return f"; {counting} makes it {points(guess.mean)} points ({_p(guess.p_holm)}){then}"
-
-
-def _p(p: float | None) -> str:
-    text = p_value(p)
-    return f"p {text}" if text.startswith("<") else f"p = {text}"
+    return f"; {counting} makes it {points(guess.mean)} points ({p_equals(guess.p_holm)}){then}"
 
 
 # Method
