@@ -108,11 +108,9 @@ def finding(
     if difference is None:
         return f"No {over} has a score of both {first} and {second}"
     if difference.p_holm is None or difference.interval is None:
-        size = points(difference.mean)
-        if difference.n < 2:
-            return f"{first} differs from {second} by {size} points on {counted(difference.n, over)}: too few to test"
-        same = f"differs from {second} by the same {size} points" if difference.mean else f"scores the same as {second}"
-        return f"{first} {same} on every {over}: no spread, so no test"
+        why = "too few to test" if difference.n < 2 else "no spread, so no test"
+        units = counted(difference.n, over)
+        return f"{first} differs from {second} by {points(difference.mean)} points on {units}: {why}"
     within = f", within ±{100 * rope:g} points" if rope is not None and is_equivalent(difference) else ""
     conclusion = {
         "equivalent": f" ({p_equals(difference.p_equivalence)}): equivalent",
