@@ -19,8 +19,8 @@ from types import FrameType
 from typing import Annotated, Any, NoReturn, get_args, get_origin, get_type_hints
 
 import tyro
+from rich import progress
 from rich.console import Console
-from rich.progress import Progress
 
 import maxgain
 from maxgain.errors import MaxGainError, RecipeError
@@ -94,8 +94,13 @@ def _run(words: Sequence[str]) -> int:
         kind = get_type_hints(command)["recipe"]
         command = partial(command, recipe=kind(**{**vars(RECIPES[recipe]), **CHANGES[name]}))
         name = f"{name} {recipe}"
-    with _progress():
+    shown, logger = Progress(), logging.getLogger("maxgain.study")
+    logger.handlers, logger.propagate = [shown], False
+    logger.setLevel(logging.INFO)
+    try:
         tyro.cli(command, args=rest, prog=f"maxgain {name}")
+    finally:
+        shown.bar.stop()
     return 0
 
 
@@ -134,13 +139,13 @@ def _show_warnings_briefly(console: Console) -> None:
     warnings.showwarning = show
 
 
-class _progress(logging.Handler):  # noqa: N801 -- used as a context manager
+class Progress(logging.Handler):
     """Show what the study logs: a bar on a terminal, one line per tenth of the work elsewhere."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self.console = Console(stderr=True, highlight=False)
-        self.bar = Progress(console=self.console, transient=True, disable=not self.console.is_terminal)
+        self.bar = progress.Progress(console=self.console, transient=True, disable=not self.console.is_terminal)
         self.task = self.bar.add_task("", total=None)
         self.tenth = 0
 
@@ -152,16 +157,8 @@ class _progress(logging.Handler):  # noqa: N801 -- used as a context manager
         elif self.console.is_terminal:
             self.bar.start()
             self.bar.update(self.task, completed=done, total=total, description=text[:60])
+            if done == total:
+                self.bar.stop()  # before anything else is printed
         elif done <= 1 or 10 * done // total != self.tenth:
             self.tenth = 10 * done // total
             self.console.print(text, soft_wrap=True, markup=False)
-
-    def __enter__(self) -> None:
-        logger = logging.getLogger("maxgain.study")
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
-        logger.addHandler(self)
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-        logging.getLogger("maxgain.study").removeHandler(self)
