@@ -19,8 +19,8 @@ from types import FrameType
 from typing import Annotated, Any, NoReturn, get_args, get_origin, get_type_hints
 
 import tyro
-from rich import progress
 from rich.console import Console
+from rich.progress import Progress
 
 import maxgain
 from maxgain.errors import MaxGainError, RecipeError
@@ -94,13 +94,15 @@ def _run(words: Sequence[str]) -> int:
         kind = get_type_hints(command)["recipe"]
         command = partial(command, recipe=kind(**{**vars(RECIPES[recipe]), **CHANGES[name]}))
         name = f"{name} {recipe}"
-    shown, logger = Progress(), logging.getLogger("maxgain.study")
-    logger.handlers, logger.propagate = [shown], False
+    handler, logger = _Progress(), logging.getLogger("maxgain.study")
     logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.addHandler(handler)
     try:
         tyro.cli(command, args=rest, prog=f"maxgain {name}")
     finally:
-        shown.bar.stop()
+        handler.bar.stop()
+        logger.removeHandler(handler)
     return 0
 
 
@@ -139,13 +141,13 @@ def _show_warnings_briefly(console: Console) -> None:
     warnings.showwarning = show
 
 
-class Progress(logging.Handler):
+class _Progress(logging.Handler):
     """Show what the study logs: a bar on a terminal, one line per tenth of the work elsewhere."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self.console = Console(stderr=True, highlight=False)
-        self.bar = progress.Progress(console=self.console, transient=True, disable=not self.console.is_terminal)
+        self.bar = Progress(console=self.console, transient=True, disable=not self.console.is_terminal)
         self.task = self.bar.add_task("", total=None)
         self.tenth = 0
 
