@@ -46,7 +46,7 @@ CHANGES = {"train": {}, "tune": {"regulariser": "maxgain"}, "compare": {"train_o
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     with suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, _terminate)
     _show_warnings_briefly(console)
@@ -54,17 +54,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(words)
     except KeyboardInterrupt:
         command = shlex.join(["maxgain", *words])
-        console.print(f"maxgain: stopped; to continue: {command}", soft_wrap=True, markup=False)
+        console.print(f"maxgain: stopped; to continue: {command}")
         return 130
     except MaxGainError as error:
-        console.print(f"maxgain: {_sentence(error, words)}", soft_wrap=True, markup=False)
+        console.print(f"maxgain: {_sentence(error, words)}")
         return 2
     except BrokenPipeError:  # as in `maxgain list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        console.print(f"maxgain: {error.strerror or error}{where}.", soft_wrap=True, markup=False)
+        console.print(f"maxgain: {error.strerror or error}{where}.")
         return 2
 
 
@@ -136,7 +136,7 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 
 def _show_warnings_briefly(console: Console) -> None:
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        console.print(f"maxgain: warning: {message}", soft_wrap=True, markup=False)
+        console.print(f"maxgain: warning: {message}")
 
     warnings.showwarning = show
 
@@ -146,7 +146,7 @@ class _Progress(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self.console = Console(stderr=True, highlight=False)
+        self.console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         self.bar = Progress(console=self.console, transient=True, disable=not self.console.is_terminal)
         self.task = self.bar.add_task("", total=None)
         self.tenth = 0
@@ -155,7 +155,7 @@ class _Progress(logging.Handler):
         done, total = getattr(record, "done", None), getattr(record, "total", None)
         text = record.getMessage()
         if done is None or not total:
-            self.console.print(f"maxgain: {text}", soft_wrap=True, markup=False)
+            self.console.print(f"maxgain: {text}")
         elif self.console.is_terminal:
             self.bar.start()
             self.bar.update(self.task, completed=done, total=total, description=text[:60])
@@ -163,4 +163,4 @@ class _Progress(logging.Handler):
                 self.bar.stop()  # before anything else is printed
         elif done <= 1 or 10 * done // total != self.tenth:
             self.tenth = 10 * done // total
-            self.console.print(text, soft_wrap=True, markup=False)
+            self.console.print(text)

@@ -34,7 +34,7 @@ Flat = Annotated[T, arg(name="")]
 """Its fields are flags without a prefix."""
 NEAR = (0.67, 1, 1.5, 2, 3)
 """Factors of the early rule's choice: the best γ of every recorded search lies between the first and the last."""
-console = Console(highlight=False, width=None)
+console = Console(highlight=False, markup=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ def train(*, where: Flat[Where], recipe: Flat[Flags]) -> None:
             gains = [quantiles[4] for quantiles in result.gains.get(part, {}).values() if quantiles[4] is not None]
             numbers = getattr(result, f"{part}_loss"), max(gains, default=None)
             table.add_row(part, f"{accuracy:.2%}", *map(_number, numbers))
-    console.print(table)
+    console.print(table, soft_wrap=False)
     if result.note:
-        console.print(f"note: {result.note}", soft_wrap=True)
+        console.print(f"note: {result.note}")
     suggest(("inspect", run.folder), ("report", run.folder))
 
 
@@ -123,10 +123,9 @@ def tune(
         raise RecipeError("choose one of --early and --by.")
     rule: Tuned = "early" if early else by
     tuned = api.tune(recipe.name, recipe.regulariser, by=rule, **where.options, **_passed_on(where, recipe))
-    console.print(str(tuned), markup=False, soft_wrap=True)
+    console.print(str(tuned))
     if early:
-        picture = _save(early_curve(tuned.results, tuned.numbers["maxgain"]), tuned.folder / "early.png")
-        console.print(f"picture: {picture}", soft_wrap=True)
+        _draw(early_curve(tuned.results, tuned.numbers["maxgain"]), tuned.folder / "early.png")
         console.print("A first look: the early rule failed its test. Check its choice by validation accuracy:")
         near = ",".join(f"{tuned.numbers['maxgain'] * factor:.3g}" for factor in NEAR)
         grid = ("--regulariser", recipe.regulariser, "--grid", f"maxgain={near}")
@@ -180,7 +179,7 @@ def compare(
     if shard:
         console.print(f"part {shard} is trained; copy all parts into one folder and run without --shard there.")
         return
-    console.print(str(compared), markup=False, soft_wrap=True)
+    console.print(str(compared))
     suggest(("report", where.out or Path("runs") / f"compare-{recipe.name}"))
     if stopped := sum(result.fault == "machine" for result in compared.failed):
         raise RunError(f"{counted(stopped, 'run')} could not be finished; the same command tries again.")
@@ -193,7 +192,7 @@ def report(folder: Positional[Path], *, out: Path = Path("report.html")) -> None
         folder: folder of a run, a comparison, or several
         out: the page
     """
-    console.print(f"open in a browser: {api.page(folder, out).absolute().as_uri()}", soft_wrap=True)
+    console.print(f"open in a browser: {api.page(folder, out).absolute().as_uri()}")
 
 
 def inspect(folder: Positional[Path], *, out: Path | None = None) -> None:
@@ -216,9 +215,8 @@ def inspect(folder: Positional[Path], *, out: Path | None = None) -> None:
         norms = run.operator_norms().norms
     for layer, quantiles in result.gains[part].items():
         table.add_row(layer, *map(_number, (quantiles[2], quantiles[4], norms.get(layer))))
-    console.print(table)
-    picture = _save(gain_boxes({result.recipe.regulariser: result}), out or folder / "gains.png")
-    console.print(f"picture: {picture}", soft_wrap=True)
+    console.print(table, soft_wrap=False)
+    _draw(gain_boxes({result.recipe.regulariser: result}), out or folder / "gains.png")
     suggest(("report", folder))
 
 
@@ -249,7 +247,7 @@ def list_all(name: Positional[str | None] = None) -> None:
     if not texts:
         known = [*RECIPES, *REGULARISERS, *NETWORKS]
         raise MaxGainError(unknown("recipe, regulariser or network", name, known))
-    console.print("\n\n".join(texts), markup=False, soft_wrap=True)
+    console.print("\n\n".join(texts))
 
 
 def data(
@@ -270,12 +268,12 @@ def data(
         for each, source in datasets.DATASETS.items():
             here = "" if source.any_size else "yes" if datasets.is_there(each, data) else "no"
             table.add_row(each, here, source.what, source.size)
-        console.print(table)
+        console.print(table, soft_wrap=False)
         return
     if name is None:
         raise DataError(f"'maxgain data {action}' needs the name of a data set.")
     if action == "fetch":
-        console.print(f"{name} is in {datasets.fetch(name, data, progress=True)}", soft_wrap=True)
+        console.print(f"{name} is in {datasets.fetch(name, data, progress=True)}")
     elif problem := datasets.check(name, data):
         raise DataError(problem)
     else:
@@ -320,9 +318,9 @@ def demo(
         machine=Machine(device="cpu", jobs=jobs),
         epochs=epochs,
     )
-    console.print(str(compared), markup=False, soft_wrap=True)
+    console.print(str(compared))
     shown = {row: compared.results[row][0] for row in ("none", "maxgain") if compared.results.get(row)}
-    console.print(f"gains without and with MaxGain: {_save(gain_boxes(shown), out / 'gains.png')}", soft_wrap=True)
+    _draw(gain_boxes(shown), out / "gains.png", "gains without and with MaxGain")
     suggest(("report", out))
 
 
@@ -349,10 +347,10 @@ def _changed(recipe: Recipe) -> list[str]:
     return words
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def _draw(figure: Figure, path: Path, what: str = "picture") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
-    return path
+    console.print(f"{what}: {path}")
 
 
 def _wrapped(text: str) -> str:
@@ -373,4 +371,4 @@ def _number(value: float | None) -> str:
 def suggest(*commands: Sequence[object]) -> None:
     """Print the commands to type next."""
     lines = [shlex.join(["maxgain", *map(str, words)]) for words in commands]
-    console.print("next: " + "\n      ".join(lines), markup=False, soft_wrap=True)
+    console.print("next: " + "\n      ".join(lines))
