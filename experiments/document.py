@@ -184,14 +184,14 @@ def in_size(experiment: Experiment, comparison: Comparison) -> Iterator[str]:
     if also:
         yield f"Not planned, without correction, 90 % intervals: {listed(also)}."
     error = sigma * math.sqrt(1 + 1 / first.n)
-    apart = [(row.label, means[row.name] - experiment.published[row.name].accuracy, error)
-             for row in comparison.rows if row.name in means and row.name in experiment.published]  # fmt: skip
-    apart += [
+    beside = [(row.label, means[row.name] - experiment.published[row.name].accuracy, error)
+              for row in comparison.rows if row.name in means and row.name in experiment.published]  # fmt: skip
+    beside += [
         (f"{one.first} : {one.second}", 100 * one.difference.mean - theirs, error * math.sqrt(2))
         for one in comparison.contrasts
         if one.difference and (theirs := published_difference(experiment, one.first, one.second)) is not None
     ]
-    tested = [(name, above, float(2 * stats.t.sf(abs(above) / scale, first.degrees))) for name, above, scale in apart]
+    tested = [(name, above, float(2 * stats.t.sf(abs(above) / scale, first.degrees))) for name, above, scale in beside]
     if beyond := [f"{name} ({signed(above)}, {p_equals(p)})" for name, above, p in tested if p < 0.05]:
         yield (
             f"**In size we are not the paper everywhere.** If its single runs scatter as ours do (σ = {sigma:.3f}), "

@@ -1,6 +1,6 @@
 """``maxgain COMMAND ...``: read the options, run the command, answer an error with one sentence.
 
-Exit codes: 0 done, 1 a bug, 2 something is wrong with what was asked for, 130 stopped by Ctrl-C or SIGTERM.
+Exit codes: 0 done, 1 a bug, 2 a bad option, file or value, 130 stopped by Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _summary(command: Callable[..., None]) -> str:
 
 
 def _sentence(error: MaxGainError, words: Sequence[str]) -> str:
-    """The error's text, with the flag that is meant in place of the field's name."""
+    """The error's text, with the flag in place of the field's name."""
     text, field = str(error), error.field
     if field not in _flags(COMMANDS.get(words[0])):
         return text

@@ -336,9 +336,9 @@ def _passed_on(where: Where, recipe: Recipe) -> dict[str, Any]:
 def _changed(recipe: Recipe) -> list[str]:
     """The flags that change the recipe, as words."""
     words: list[str] = []
-    for name, usual in vars(RECIPES[recipe.name]).items():
+    for name, default in vars(RECIPES[recipe.name]).items():
         value, flag = getattr(recipe, name), name.replace("_", "-")
-        if value == usual or name == "regulariser":
+        if value == default or name == "regulariser":
             continue
         if isinstance(value, bool):
             words.append(f"--{'' if value else 'no-'}{flag}")

@@ -115,7 +115,7 @@ def learning_curve(rows: Mapping[str, Sequence[Result]], metric: str) -> Figure 
     figure, (axis,) = panels(1, 1, PANEL)
     for index, row in enumerate(rows):
         if row in lines:
-            axis.plot(range(1, len(lines[row]) + 1), lines[row], label=row, **_look(index))
+            axis.plot(range(1, len(lines[row]) + 1), lines[row], label=row, **_style(index))
     axis.set_title(METRICS[metric], loc="left", fontsize=9)
     axis.set_xlabel("epoch")
     axis.locator_params(axis="x", integer=True)
@@ -144,7 +144,7 @@ def tuning_curves(results: Sequence[Result], chosen: Mapping[str, float] | None 
             axis.plot(*zip(*known, strict=True), "o^"[index], color=SERIES[index], markersize=3.5, alpha=0.6)
             ticks = sorted({value for value, _ in known}) if len(parts) == 1 else []
             means = [np.mean([at for value, at in known if value == tick]) for tick in ticks]
-            axis.plot(ticks, means, label=of, **_look(index))
+            axis.plot(ticks, means, label=of, **_style(index))
         if chosen and name in chosen:
             axis.axvline(chosen[name], color=SOFT, linewidth=0.8, linestyle=":", label="chosen")
         if score == "loss":
@@ -164,8 +164,8 @@ def early_curve(results: Sequence[Result], chosen: float) -> Figure:
     axis.plot(list(losses), list(losses.values()), "o-", color=SERIES[0], markersize=4)
     axis.axhspan(lowest, 1.1 * lowest, color=SERIES[2], alpha=0.25, linewidth=0, label="within 10 % of the lowest")
     label = f"chosen: γ = {chosen:g}"
-    look: dict[str, Any] = {"markersize": 11, "markerfacecolor": "none", "linestyle": "none"}
-    axis.plot([chosen], [losses[chosen]], "o", color=SERIES[1], label=label, **look)
+    ring: dict[str, Any] = {"markersize": 11, "markerfacecolor": "none", "linestyle": "none"}
+    axis.plot([chosen], [losses[chosen]], "o", color=SERIES[1], label=label, **ring)
     axis.set(xscale="log", xlabel="γ", ylabel=f"training loss after {results[0].recipe.epochs} epochs (nats)")
     axis.set_xticks(list(losses), [f"{gamma:g}" for gamma in losses])
     axis.xaxis.minorticks_off()
@@ -220,7 +220,7 @@ def _legend(figure: Figure, axis: Axes) -> None:
     figure.legend(handles, labels, loc="outside lower left", ncols=columns, frameon=False, fontsize=8, labelcolor=INK)
 
 
-def _look(index: int) -> dict[str, Any]:
+def _style(index: int) -> dict[str, Any]:
     rounds, colour = divmod(index, len(SERIES))
     return {"color": SERIES[colour], "linestyle": DASHES[(colour + rounds) % len(DASHES)]}
 
