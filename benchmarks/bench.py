@@ -53,18 +53,18 @@ def serve(name: str, options: argparse.Namespace, lock: str, pipe: Connection) -
         return round(time.perf_counter() - began, 1)
 
     bench: Bench | None = None
-    asked: Callable[[], Any] = prepare
+    call: Callable[[], Any] = prepare
     with (
         torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext(),
         contextlib.suppress(EOFError),
     ):
         while True:
             try:
-                pipe.send(asked())
+                pipe.send(call())
             except Exception:
                 pipe.send({"error": traceback.format_exc()[-1500:]})
             do, *arguments = pipe.recv()
-            asked = partial(getattr(bench, do), *arguments)
+            call = partial(getattr(bench, do), *arguments)
 
 
 def tune_alone(alone: FileLock) -> None:
@@ -113,7 +113,7 @@ class Child:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Time what is asked for, print it, and write bench.json and its figures."""
+    """Time the networks, print it, and write bench.json and its figures."""
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -177,9 +177,9 @@ def run(children: list[Child], options: argparse.Namespace, began: float) -> Non
         else:
             child.stop()  # nothing else runs while the others are timed
     print(f"prepared after {time.monotonic() - began:.0f} s: {record['prepared_s']}", flush=True)
-    asked = [(mode, child) for mode in options.modes for child in ready]
-    asked += [("profile", child) for child in ready if child.name in options.profile]
-    for mode, child in asked:
+    tasks = [(mode, child) for mode in options.modes for child in ready]
+    tasks += [("profile", child) for child in ready if child.name in options.profile]
+    for mode, child in tasks:
         if time.monotonic() > until:
             break
         if mode == "profile":

@@ -81,7 +81,7 @@ RIVALS: dict[str, Callable[[nn.Module, Optimizer], object]] = {
     "naive hook": NaiveMaxGain,
     "torch spectral_norm": lambda model, optimizer: None,
 }
-"""Timed in eager steps, if they are asked for."""
+"""Timed in eager steps, where --rivals names them."""
 
 
 @dataclass

@@ -18,7 +18,7 @@ from maxgain.study.running import Machine, run_missing
 
 from .document import ROOT, build
 from .plan import BRIDGE, EDGE, EXPERIMENTS, by_key
-from .state import State, read
+from .state import read
 
 RESULTS = ROOT / "results" / "plan-2"
 REPEATS = {"edge": EDGE, "bridge": BRIDGE}
@@ -53,12 +53,6 @@ def train(recipes: Sequence[Recipe], name: str, work: Path, data: Path | None, m
         print(f"{result.recipe.title}: {result.status}", flush=True)
 
 
-def show(states: dict[str, State]) -> None:
-    """How far every experiment is."""
-    for name, state in states.items():
-        print(f"{name}: {state.experiment.title}: {state.progress}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="experiments", description=__doc__)
     parser.add_argument("what", nargs="?", choices=["build", "list", "run"], default="build")
@@ -69,7 +63,8 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     if options.what == "list":
-        show(read(ROOT / "results"))
+        for name, state in read(ROOT / "results").items():
+            print(f"{name}: {state.experiment.title}: {state.progress}")
         return
     if options.what == "run":
         if options.name is None:

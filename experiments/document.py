@@ -14,9 +14,8 @@ from scipy import stats
 
 from maxgain.study.comparison import Comparison, Contrast, Row
 from maxgain.study.plan import Plan
-from maxgain.study.regularisers import parse
 from maxgain.study.result import Result
-from maxgain.study.sentences import listed, p_value, percent
+from maxgain.study.sentences import listed, p_equals, p_value, percent
 from maxgain.study.tuning import RULES, numbers_of
 
 from . import early, figures, paper
@@ -124,25 +123,25 @@ def _took(state: State, comparison: Comparison) -> str:
     tuning = [result for key, result in state.tuned.items() if key in keys]
     hours = sum(result.seconds for result in (*runs, *tuning)) / 3600
     decided = "pooled over rows" if comparison.plan.decide_by == "pooled" else "paired"
+    devices = listed(sorted({result.device for result in runs}))
     return (
-        f"{len(runs)} runs and {len(tuning)} that chose numbers, {hours:.1f} hours on {listed(_devices(runs))}, runs "
+        f"{len(runs)} runs and {len(tuning)} that chose numbers, {hours:.1f} hours on {devices}, runs "
         f"side by side counted in full. Tests are {decided}."
     )
-
-
-def _devices(runs: Iterable[Result]) -> list[str]:
-    return sorted({result.device for result in runs})
 
 
 def row_texts(experiment: Experiment, row: Row) -> tuple[str, ...]:
     """A row's cells."""
     theirs = experiment.published.get(row.name)
-    ours = "–" if row.summary is None else percent(row.summary.mean, row.summary.standard_error)
-    done = row.planned - row.failed - row.missing
-    cells = (row.label, str(theirs or "–"), ours if done == row.planned else f"{ours} ({done} of {row.planned})")
+    ours = percent(row.mean, row.standard_error)
+    cells = (
+        row.label,
+        str(theirs or "–"),
+        ours if row.done == row.planned else f"{ours} ({row.done} of {row.planned})",
+    )
     if not experiment.same_data:
         return cells
-    above = None if theirs is None or row.summary is None else 100 * row.summary.mean - theirs.accuracy
+    above = None if theirs is None or row.mean is None else 100 * row.mean - theirs.accuracy
     return (*cells, "–" if above is None else signed(above))
 
 
@@ -174,7 +173,7 @@ def in_size(experiment: Experiment, comparison: Comparison) -> Iterator[str]:
     if comparison.plan.decide_by != "pooled" or first is None or first.standard_error is None or not first.n:
         return
     sigma = 100 * first.standard_error * math.sqrt(first.n / 2)
-    means = {row.name: 100 * row.summary.mean for row in comparison.rows if row.summary}
+    means = {row.name: 100 * row.mean for row in comparison.rows if row.mean is not None}
     width = float(stats.t.isf(0.05, first.degrees)) * sigma * math.sqrt(2 / first.n)
     also = [
         f"{one} : {other} {signed(means[one] - means[other])} ({signed(means[one] - means[other] - width)} to "
@@ -185,15 +184,15 @@ def in_size(experiment: Experiment, comparison: Comparison) -> Iterator[str]:
     if also:
         yield f"Not planned, without correction, 90 % intervals: {listed(also)}."
     error = sigma * math.sqrt(1 + 1 / first.n)
-    apart = [(row.label, means[row.name] - experiment.published[row.name].accuracy, error)
-             for row in comparison.rows if row.name in means and row.name in experiment.published]  # fmt: skip
-    apart += [
+    beside = [(row.label, means[row.name] - experiment.published[row.name].accuracy, error)
+              for row in comparison.rows if row.name in means and row.name in experiment.published]  # fmt: skip
+    beside += [
         (f"{one.first} : {one.second}", 100 * one.difference.mean - theirs, error * math.sqrt(2))
         for one in comparison.contrasts
         if one.difference and (theirs := published_difference(experiment, one.first, one.second)) is not None
     ]
-    tested = [(name, above, float(2 * stats.t.sf(abs(above) / scale, first.degrees))) for name, above, scale in apart]
-    if beyond := [f"{name} ({signed(above)}, p {_equals(p)})" for name, above, p in tested if p < 0.05]:
+    tested = [(name, above, float(2 * stats.t.sf(abs(above) / scale, first.degrees))) for name, above, scale in beside]
+    if beyond := [f"{name} ({signed(above)}, {p_equals(p)})" for name, above, p in tested if p < 0.05]:
         yield (
             f"**In size we are not the paper everywhere.** If its single runs scatter as ours do (σ = {sigma:.3f}), "
             f"these differ from it by more than chance: {listed(beyond)}. γ is the likeliest reason: PLAN-2.md, part 9."
@@ -205,7 +204,7 @@ def targets(state: State) -> Iterator[str]:
     if state.comparison is None:
         return
     near, best, _ = TARGETS
-    means = {row.name: 100 * row.summary.mean for row in state.comparison.rows if row.summary}
+    means = {row.name: 100 * row.mean for row in state.comparison.rows if row.mean is not None}
     above = {row: means[row] - state.experiment.published[row].accuracy for row in means}
     worst, top = min(above, key=above.__getitem__), max(means, key=means.__getitem__)
     yield (
@@ -221,54 +220,36 @@ def gains(state: State, drawn: dict[str, Draw]) -> Iterator[str]:
     yield "*A bound on gains of training images also holds on test images; without it they are larger and differ more.*"
     lines = []
     for recipe in GAINS:
-        name = recipe.regulariser.partition("=")[0]
-        for part, theirs in paper.GAINS[name].items():
-            runs = gain_boxes(state.results, recipe.regulariser, part)
-            if not runs:
-                continue
-            mean = [tuple(box) for box in np.mean(runs, axis=0)]
-            single = [100 * deviation(run, theirs) for run in runs]
-            off = deviation(mean, theirs)
-            lines.append(
-                (
-                    recipe.regulariser,
-                    part,
-                    f"{min(box[2] for box in theirs):.2f} to {max(box[2] for box in theirs):.2f}",
-                    f"{min(box[2] for box in mean):.2f} to {max(box[2] for box in mean):.2f}",
-                    f"{100 * off:.1f} % ({_reached(off <= TARGETS[2])}: 10 %)",
-                    f"{min(single):.1f} to {max(single):.1f} %",
-                    f"{max(box[4] for box in theirs):.3f}",
-                    f"{max(box[4] for run in runs for box in run):.3f}",
-                )
-            )
-        ours = {part: gain_boxes(state.results, recipe.regulariser, part) for part in paper.GAINS[name]}
-        if all(ours.values()):
-            means = {part: np.mean(runs, axis=0).tolist() for part, runs in ours.items()}
-            draw = partial(figures.boxes, means, paper.GAINS[name], recipe.regulariser)
-            yield _figure(
-                drawn, f"gains-{name}", draw, f"Gains by layer of {recipe.regulariser}, ours beside the paper's"
-            )
-    heads = (
-        "row",
-        "images",
-        "medians, paper",
-        "ours",
-        "off, mean of five runs",
-        "off, single runs",
-        "largest, paper",
-        "ours",
-    )
+        row, name = recipe.regulariser, recipe.regulariser.partition("=")[0]
+        ours = {part: gain_boxes(state.results, row, part) for part in paper.GAINS[name]}
+        means = {part: np.mean(runs, axis=0).tolist() for part, runs in ours.items() if runs}
+        for part, mean in means.items():
+            theirs, runs = paper.GAINS[name][part], ours[part]
+            off, single = deviation(mean, theirs), [100 * deviation(run, theirs) for run in runs]
+            reached = _reached(off <= TARGETS[2])
+            lines.append((row, part, _medians(theirs), _medians(mean), f"{100 * off:.1f} % ({reached}: 10 %)",
+                          f"{min(single):.1f} to {max(single):.1f} %", f"{max(box[4] for box in theirs):.3f}",
+                          f"{max(box[4] for run in runs for box in run):.3f}"))  # fmt: skip
+        if means.keys() == ours.keys():
+            draw = partial(figures.boxes, means, paper.GAINS[name], row)
+            yield _figure(drawn, f"gains-{name}", draw, f"Gains by layer of {row}, ours beside the paper's")
+    heads = ("row", "images", "medians, paper", "ours", "off, mean of five runs", "off, single runs",
+             "largest, paper", "ours")  # fmt: skip
     yield table(heads, lines)
 
 
-def gain_boxes(results: Sequence[Result], regulariser: str, part: str) -> list[list[tuple[float, ...]]]:
+def _medians(boxes: Sequence[paper.Box]) -> str:
+    return f"{min(box[2] for box in boxes):.2f} to {max(box[2] for box in boxes):.2f}"
+
+
+def gain_boxes(results: Sequence[Result], regulariser: str, part: str) -> list[list[paper.Box]]:
     """The quantiles of each layer's gains of the table's runs of a row."""
-    keys = {recipe.regulariser: recipe for recipe in GAINS}
+    table = EXPERIMENTS["cifar10"]
     runs = [
         result
         for result in results
-        if result.recipe.regulariser == regulariser and result.recipe.seed in EXPERIMENTS["cifar10"].units
-        and result.recipe.dataset == keys[regulariser].dataset and part in result.gains and not result.recipe.include
+        if result.recipe.regulariser == regulariser and result.recipe.seed in table.units
+        and result.recipe.dataset == table.recipe.dataset and part in result.gains and not result.recipe.include
     ]  # fmt: skip
     return [[tuple(float(end or 0) for end in box) for box in run.gains[part].values()] for run in runs]
 
@@ -325,32 +306,30 @@ def details(states: Mapping[str, State], drawn: dict[str, Draw]) -> str:
 
 def choices(state: State, drawn: dict[str, Draw]) -> Iterator[str]:
     """What was tried for an experiment's rows, and what was chosen."""
-    tried = {place: [state.tuned[one.key] for one in recipes if one.key in state.tuned]
-             for place, recipes in (state.settled.tuning() if state.settled else {}).items()}  # fmt: skip
-    if not any(tried.values()):
+    means: dict[str, list[tuple[float, float]]] = {}
+    for (row, _), recipes in (state.settled.tuning() if state.settled else {}).items():
+        parts = state.experiment.searched(row)
+        known = [state.tuned[recipe.key] for recipe in recipes if recipe.key in state.tuned]
+        means.setdefault(row, []).extend(
+            (*numbers_of(one.recipe, parts).values(), 100 * (one.validation_accuracy or math.nan)) for one in known
+        )
+    if not any(means.values()):
         return
     yield f"## {state.experiment.title}"
-    rows, means = [], {}
-    for row in dict.fromkeys(row for row, _ in tried):
-        parts = [part for part in parse(row) if part.is_open and part.row.name in state.experiment.grid]
-        scores: dict[float, list[float]] = {}
-        for (name, _), results in tried.items():
-            for result in results if name == row else ():
-                (value,) = numbers_of(result.recipe, parts).values()
-                scores.setdefault(value, []).append(100 * (result.validation_accuracy or math.nan))
-        means[row] = [(value, float(np.mean(found))) for value, found in sorted(scores.items())]
+    rows = []
+    for row, points in means.items():
+        values = sorted({value for value, _ in points})
+        means[row] = [(value, float(np.mean([at for one, at in points if one == value]))) for value in values]
         chosen = "not yet" if state.plan is None else ", ".join(_chosen(state.plan, row))
         rows.append((row, ", ".join(f"{value:g}: {mean:.2f}" for value, mean in means[row]) or "–", chosen))
-    kind = "validation accuracy, mean over folds" if state.experiment.over == "fold" else "validation accuracy"
-    yield table(("row", kind, "chosen" if state.experiment.over == "seed" else "chosen, by fold"), rows)
-    known = {row: points for row, points in means.items() if points}
-    single = {} if state.plan is None or state.experiment.over == "fold" else {
-        row: float(_chosen(state.plan, row)[0]) for row in known
-    }  # fmt: skip
-    symbol = "γ" if all("maxgain" in row for row in known) else "number"
-    yield _figure(
-        drawn, f"{state.experiment.name}-tuning", partial(figures.tuning, known, single, symbol), "Validation accuracy"
-    )
+    over_folds = state.experiment.over == "fold"
+    kind = "validation accuracy, mean over folds" if over_folds else "validation accuracy"
+    yield table(("row", kind, "chosen, by fold" if over_folds else "chosen"), rows)
+    curves = {row: points for row, points in means.items() if points}
+    rings = {} if state.plan is None or over_folds else {row: float(_chosen(state.plan, row)[0]) for row in curves}
+    symbol = "γ" if all("maxgain" in row for row in curves) else "number"
+    draw = partial(figures.tuning, curves, rings, symbol)
+    yield _figure(drawn, f"{state.experiment.name}-tuning", draw, "Validation accuracy")
 
 
 def early_table(states: Mapping[str, State]) -> str:
@@ -374,7 +353,7 @@ def repeats(state: State) -> Iterator[str]:
         for result in bridge:
             alike = {replace(result.recipe, seed=seed).key for seed in EXPERIMENTS["cifar10"].units}
             others = [100 * (one.test_accuracy or math.nan) for one in state.results if one.recipe.key in alike]
-            mean, width = _mean(others), BRIDGE_T * sigma * math.sqrt(1 + 1 / len(others))
+            mean, width = float(np.mean(others)), BRIDGE_T * sigma * math.sqrt(1 + 1 / len(others))
             accuracy = 100 * (result.test_accuracy or math.nan)
             inside = "inside" if abs(accuracy - mean) <= width else "**outside**"
             limits = f"{mean - width:.2f} to {mean + width:.2f}"
@@ -422,20 +401,13 @@ def gain_tables(state: State) -> Iterator[str]:
             continue
         mean = {part: np.mean(runs, axis=0) for part, runs in ours.items()}
         whats = ("median, ours", "median, paper", "largest, ours", "largest, paper")
-        lines = [
-            (
-                str(layer + 1),
-                *(
-                    f"{box[at]:.3f}"
-                    for part in theirs
-                    for at in (2, 4)
-                    for box in (mean[part][layer], theirs[part][layer])
-                ),
-            )
-            for layer in range(len(theirs["train"]))
-        ]
+        heads = ("layer", *(f"{part} {what}" for part in theirs for what in whats))
+        lines = []
+        for layer in range(len(theirs["train"])):
+            boxes = [(mean[part][layer], theirs[part][layer]) for part in theirs]
+            lines.append((str(layer + 1), *(f"{box[at]:.3f}" for pair in boxes for at in (2, 4) for box in pair)))
         yield f"`{recipe.regulariser}`, the mean of {len(ours['train'])} runs:"
-        yield table(("layer", *(f"{part} {what}" for part in theirs for what in whats)), lines)
+        yield table(heads, lines)
 
 
 def with_passage(text: str, content: str) -> str:
@@ -461,15 +433,6 @@ def signed(value: float) -> str:
 
 def _ends(interval: tuple[float, float] | None) -> str:
     return "–" if interval is None else " to ".join(signed(100 * end) for end in interval)
-
-
-def _mean(values: Iterable[float | None]) -> float:
-    return float(np.mean([math.inf if value is None else value for value in values]))
-
-
-def _equals(p: float | str) -> str:
-    text = p if isinstance(p, str) else p_value(p)
-    return text if text.startswith("<") else f"= {text}"
 
 
 def _reached(is_reached: bool) -> str:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from maxgain.study.comparison import Comparison
-from maxgain.study.report.figures import SERIES, SOFT, STYLE
+from maxgain.study.report.figures import SERIES, SOFT, STYLE, panels
 from maxgain.study.result import Result
 
 from . import paper
@@ -22,11 +22,11 @@ OURS, THEIRS = SERIES[:2]
 
 def rows(comparison: Comparison, published: Mapping[str, paper.Number]) -> Figure:
     """A dot per run, the runs of a seed or fold joined, each row's mean, and the paper's number."""
-    figure, (axis,) = _panels(1, (7.6, 1.3 + 0.34 * len(comparison.rows)))
+    figure, (axis,) = panels(1, 1, (7.6, 1.3 + 0.34 * len(comparison.rows)))
     for unit in comparison.plan.units:
         points = [(100 * row.scores.get(unit, float("nan")), at) for at, row in enumerate(comparison.rows)]
         axis.plot(*zip(*points, strict=True), "o-", color=OURS, linewidth=0.5, markersize=3.5, alpha=0.5)
-    means = [(100 * row.summary.mean, at) for at, row in enumerate(comparison.rows) if row.summary]
+    means = [(100 * row.mean, at) for at, row in enumerate(comparison.rows) if row.mean is not None]
     axis.plot(*zip(*means, strict=True), "|", color=OURS, markersize=15, markeredgewidth=2, label="our mean")
     theirs = [(published[row.name].accuracy, at) for at, row in enumerate(comparison.rows) if row.name in published]
     if theirs:
@@ -39,7 +39,7 @@ def rows(comparison: Comparison, published: Mapping[str, paper.Number]) -> Figur
 
 def contrasts(experiment: Experiment, comparison: Comparison) -> Figure:
     """Every contrast with its simultaneous 95 % and its own 90 % interval, the region of equivalence, the paper's."""
-    figure, (axis,) = _panels(1, (7.6, 1.3 + 0.36 * len(comparison.contrasts)))
+    figure, (axis,) = panels(1, 1, (7.6, 1.3 + 0.36 * len(comparison.contrasts)))
     axis.axvline(0, color=SOFT, linewidth=0.8)
     for at, contrast in enumerate(comparison.contrasts):
         region, difference = experiment.region_of(comparison, contrast), contrast.difference
@@ -69,7 +69,7 @@ def published_difference(experiment: Experiment, first: str, second: str) -> flo
 
 def boxes(ours: Mapping[str, Sequence[paper.Box]], theirs: Mapping[str, Sequence[paper.Box]], title: str) -> Figure:
     """The gains in each layer, a panel per part of the data, our boxes on the left of the paper's."""
-    figure, axes = _panels(len(ours), (9, 2.5 * len(ours) + 0.5))
+    figure, axes = panels(len(ours), 1, (9, 2.5 * len(ours) + 0.5))
     for axis, part in zip(axes, ours, strict=True):
         for shift, colour, quantiles in ((-0.19, OURS, ours[part]), (0.19, THEIRS, theirs[part])):
             keys = ("whislo", "q1", "med", "q3", "whishi")
@@ -93,7 +93,7 @@ def boxes(ours: Mapping[str, Sequence[paper.Box]], theirs: Mapping[str, Sequence
 
 def tuning(curves: Mapping[str, Sequence[tuple[float, float]]], chosen: Mapping[str, float], symbol: str) -> Figure:
     """Validation accuracy against the numbers that were tried, a line per row, or its mean over folds."""
-    figure, (axis,) = _panels(1, (7.6, 3.2))
+    figure, (axis,) = panels(1, 1, (7.6, 3.2))
     for index, (row, points) in enumerate(curves.items()):
         colour = SERIES[index % len(SERIES)]
         axis.plot(*zip(*points, strict=True), "o-", color=colour, markersize=3.5, label=row)
@@ -111,7 +111,7 @@ def tuning(curves: Mapping[str, Sequence[tuple[float, float]]], chosen: Mapping[
 
 def searches(cases: Mapping[tuple[str, str], tuple[float, Mapping[float, float]]], deepest: float = 10) -> Figure:
     """Points lost against γ, a line per search and a colour per data set; a ring is the early rule's choice."""
-    figure, (axis,) = _panels(1, (7.6, 3.2))
+    figure, (axis,) = panels(1, 1, (7.6, 3.2))
     colours = dict(zip(dict.fromkeys(data for data, _ in cases), SERIES, strict=False))
     for (data, _), (rule, lost) in cases.items():
         points = sorted(lost.items())
@@ -129,7 +129,7 @@ def searches(cases: Mapping[tuple[str, str], tuple[float, Mapping[float, float]]
 
 def gamma_curve(curve: Sequence[tuple[float, Result]]) -> Figure:
     """The paper's Figure 3: accuracy and log loss against γ, on training images and on others."""
-    figure, axes = _panels(1, (9, 3.1), 2)
+    figure, axes = panels(1, 2, (9, 3.1))
     published, gammas = paper.GAMMA_CURVE, [gamma for gamma, _ in curve]
     for axis, what, unit in zip(axes, ("accuracy", "loss"), (100, 1), strict=True):
         for part, line in (("train", "o--"), ("validation", "o-")):
@@ -153,12 +153,6 @@ def svg(figure: Figure) -> bytes:
     return re.sub(
         rb"\bp[0-9a-f]{10}\b", lambda found: b"clip%d" % numbers.setdefault(found[0], len(numbers)), buffer.getvalue()
     )
-
-
-def _panels(rows: int, size: tuple[float, float], columns: int = 1) -> tuple[Figure, list[Axes]]:
-    with rc_context(STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
 def _with_legend(figure: Figure, axis: Axes, columns: int = 3) -> Figure:

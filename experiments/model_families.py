@@ -120,14 +120,8 @@ def transformers_model(name: str, inputs: Callable[[], Batch], remark: str = "",
 
 
 ENDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
-DENSE = {
-    "vocab_size": WORDS,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    **ENDS,
-}
+WIDTHS = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+DENSE = {"vocab_size": WORDS, **WIDTHS, **ENDS}
 EXPERTS = {**DENSE, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
 
 
@@ -151,83 +145,35 @@ TRANSFORMERS = [
     transformers_model("BertForSequenceClassification", sentences, **DENSE),
     transformers_model("AlbertForSequenceClassification", sentences, "layers shared", **DENSE, embedding_size=16),
     transformers_model(
-        "T5ForConditionalGeneration",
-        translated,
-        vocab_size=WORDS,
-        d_model=32,
-        d_ff=48,
-        d_kv=8,
-        num_layers=2,
-        num_heads=4,
-        decoder_start_token_id=0,
-        **ENDS,
+        "T5ForConditionalGeneration", translated, vocab_size=WORDS, d_model=32, d_ff=48, d_kv=8, num_layers=2,
+        num_heads=4, decoder_start_token_id=0, **ENDS,
     ),
     transformers_model(
-        "ViTForImageClassification",
-        lambda: {"pixel_values": images(32)},
-        **{name: DENSE[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")},
-        num_attention_heads=4,
-        image_size=32,
-        patch_size=8,
+        "ViTForImageClassification", lambda: {"pixel_values": images(32)}, **WIDTHS, image_size=32, patch_size=8
     ),
     transformers_model(
-        "WhisperForConditionalGeneration",
-        log_mel,
-        vocab_size=WORDS,
-        num_mel_bins=16,
-        d_model=32,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=48,
-        decoder_ffn_dim=48,
-        max_source_positions=20,
-        max_target_positions=8,
-        decoder_start_token_id=1,
-        begin_suppress_tokens=None,
-        suppress_tokens=None,
-        **ENDS,
+        "WhisperForConditionalGeneration", log_mel, vocab_size=WORDS, num_mel_bins=16, d_model=32,
+        encoder_layers=1, encoder_attention_heads=4, encoder_ffn_dim=48, max_source_positions=20,
+        decoder_layers=1, decoder_attention_heads=4, decoder_ffn_dim=48, max_target_positions=8,
+        decoder_start_token_id=1, begin_suppress_tokens=None, suppress_tokens=None, **ENDS,
     ),
     transformers_model(
-        "Wav2Vec2ForSequenceClassification",
-        speech,
-        "a weight-normed convolution",
-        **DENSE,
-        conv_dim=(16, 16),
-        conv_stride=(5, 4),
-        conv_kernel=(10, 4),
-        num_feat_extract_layers=2,
-        num_conv_pos_embeddings=8,
-        num_conv_pos_embedding_groups=4,
-        classifier_proj_size=16,
-        mask_time_prob=0.0,
+        "Wav2Vec2ForSequenceClassification", speech, "a weight-normed convolution", **DENSE,
+        conv_dim=(16, 16), conv_stride=(5, 4), conv_kernel=(10, 4), num_feat_extract_layers=2,
+        num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=4, classifier_proj_size=16, mask_time_prob=0.0,
     ),
     transformers_model("MixtralForCausalLM", sentences, "packed experts", **EXPERTS),
     transformers_model("GptOssForCausalLM", sentences, "packed experts", **EXPERTS, head_dim=8),
     transformers_model(
-        "Qwen2MoeForCausalLM",
-        sentences,
-        "packed experts",
-        **DENSE,
-        num_key_value_heads=2,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=24,
-        shared_expert_intermediate_size=24,
+        "Qwen2MoeForCausalLM", sentences, "packed experts", **DENSE, num_key_value_heads=2, num_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=24,
     ),
     transformers_model("PhimoeForCausalLM", sentences, "a router that returns a tuple", **EXPERTS),
     transformers_model(
-        "MambaForCausalLM",
-        sentences,
-        "its weights are used directly",
-        vocab_size=WORDS,
-        hidden_size=32,
-        state_size=4,
-        num_hidden_layers=2,
-        **ENDS,
+        "MambaForCausalLM", sentences, "its weights are used directly", vocab_size=WORDS, hidden_size=32,
+        state_size=4, num_hidden_layers=2, **ENDS,
     ),
-]
+]  # fmt: skip
 
 
 # torch, MONAI and PEFT

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-Box = tuple[float, float, float, float, float]
+Box = tuple[float, ...]
 """Of a layer's gains: the least, the lower quartile, the median, the upper quartile and the largest."""
 
 
@@ -69,13 +69,8 @@ SINS10_P_VALUES = {
 }
 """Of the paper's paired t-tests: neither is significant."""
 
-LIPSCHITZ = {
-    "CIFAR-10": {"lipschitz-1": Number(89.38), "lipschitz-inf": Number(88.90)},
-    "CIFAR-100": {"batchnorm+lipschitz-1": Number(76.12), "batchnorm+lipschitz-inf": Number(76.51)},
-    "SVHN": {"lipschitz-1": Number(97.64), "lipschitz-inf": Number(97.42)},
-    "SINS-10": {"batchnorm+lipschitz-1": Number(71.43, 0.32), "batchnorm+lipschitz-inf": Number(72.49, 0.35)},
-}
-"""Rows that are in the paper's source and not in the paper: they are commented out."""
+LIPSCHITZ: Table = {"lipschitz-1": Number(89.38), "lipschitz-inf": Number(88.90)}
+"""CIFAR-10 rows that are in the paper's source and not in the paper: they are commented out."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +95,7 @@ GAMMA_CURVE = Curve(
 
 def _boxes(numbers: str) -> tuple[Box, ...]:
     """A box per line; the first layer is the first."""
-    boxes = []
-    for line in numbers.strip().splitlines():
-        low, lower, middle, upper, high = map(float, line.split())
-        boxes.append((low, lower, middle, upper, high))
-    return tuple(boxes)
+    return tuple(tuple(map(float, line.split())) for line in numbers.strip().splitlines())
 
 
 GAINS: dict[str, dict[str, tuple[Box, ...]]] = {
@@ -199,5 +190,3 @@ GAINS: dict[str, dict[str, tuple[Box, ...]]] = {
 }
 """Figures 1 and 2: the gains in the 19 layers of VGG-19 on CIFAR-10, under γ = 2 and without a regulariser."""
 GAINS_GAMMA = 2.0
-GAINS_FIGURES = {"maxgain": 1, "none": 2}
-"""Which figure of the paper shows which network."""

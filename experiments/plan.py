@@ -16,10 +16,10 @@ from scipy import stats
 from maxgain.study.comparison import Comparison, Contrast, compare
 from maxgain.study.plan import Pair, Plan, parse_contrasts
 from maxgain.study.recipe import RECIPES, Recipe
-from maxgain.study.regularisers import parse
+from maxgain.study.regularisers import Chosen
 from maxgain.study.result import Result
 from maxgain.study.statistics import ALPHA, holm, p_outside
-from maxgain.study.tuning import at, best
+from maxgain.study.tuning import at, best, open_parts
 
 from . import paper, plain_dropout  # noqa: F401 - which adds a row
 
@@ -79,9 +79,9 @@ class Experiment:
         if not self.candidates:
             return self
         found = [tuned.get(recipe.key) for recipe in self.rehearsals()]
-        scores = [(one.validation_accuracy or 0.0, -(one.validation_loss or 0.0)) for one in found if one is not None]
-        if len(scores) < len(found):
+        if None in found:
             return None
+        scores = [(one.validation_accuracy or 0.0, -(one.validation_loss or 0.0)) for one in found if one]
         return replace(self, recipe=self.candidates[scores.index(max(scores))], candidates=())
 
     def tuning(self) -> dict[tuple[str, int], list[Recipe]]:
@@ -90,11 +90,14 @@ class Experiment:
         for unit in (TUNING_SEED,) if self.over == "seed" else self.units:
             base = replace(self._at(unit), train_on="train")
             for row in self.rows:
-                for part in parse(row):
-                    if part.is_open and part.row.name in self.grid:
-                        points = [{part.row.name: value} for value in self.grid[part.row.name]]
-                        found[row, unit] = [at(replace(base, regulariser=row), point) for point in points]
+                for part in self.searched(row):
+                    points = [{part.row.name: value} for value in self.grid[part.row.name]]
+                    found[row, unit] = [at(replace(base, regulariser=row), point) for point in points]
         return found
+
+    def searched(self, row: str) -> list[Chosen]:
+        """The regularisers of a row whose numbers are chosen; there is one at most."""
+        return [part for part in open_parts(row) if part.row.name in self.grid]
 
     def plan(self, tuned: Mapping[str, Result]) -> Plan | None:
         """The runs of the table with their numbers, chosen from results by recipe key; None while one is missing."""
@@ -102,9 +105,11 @@ class Experiment:
         for (row, unit), recipes in self.tuning().items():
             if any(recipe.key not in tuned for recipe in recipes):
                 return None
-            parts = [part for part in parse(row) if part.is_open and part.row.name in self.grid]
             runs = [tuned[recipe.key] for recipe in recipes]
-            chosen = {"maxgain": early_choice([[run] for run in runs])} if self.early else best(runs, parts)
+            if self.early:
+                chosen = {"maxgain": early_choice([[run] for run in runs])}
+            else:
+                chosen = best(runs, self.searched(row))
             numbers.setdefault(row, {}).update(dict.fromkeys(self.units if self.over == "seed" else (unit,), chosen))
         return Plan(
             recipe=replace(self.recipe, train_on="train+validation"), rows=self.rows, over=self.over, units=self.units,
@@ -129,10 +134,10 @@ class Experiment:
 
     def region_of(self, comparison: Comparison, contrast: Contrast) -> float:
         """The region of equivalence in points."""
-        summary = comparison.row(contrast.second).summary
-        if self.region is not None or summary is None:
+        mean = comparison.row(contrast.second).mean
+        if self.region is not None or mean is None:
             return self.region or REGION
-        return 100 * RELATIVE_REGION * (1 - summary.mean)
+        return 100 * RELATIVE_REGION * (1 - mean)
 
     def _at(self, unit: int) -> Recipe:
         """The recipe at a seed or fold; a fold's seed is its number."""
@@ -142,14 +147,12 @@ class Experiment:
 
 def early_choice(searched: Sequence[Sequence[Result]]) -> float:
     """The smallest γ whose training loss after 14 % of the run is within 10 % of the lowest; a group of runs per γ."""
-    losses = {runs[0].recipe.gamma or 0.0: np.mean([early_loss(run) for run in runs]) for runs in searched}
+    losses: dict[float, float] = {}
+    for runs in searched:
+        epoch = early_epoch(runs[0].recipe)
+        read = [run.history.train_loss[epoch - 1] for run in runs]
+        losses[runs[0].recipe.gamma or 0.0] = math.inf if None in read else float(np.mean(read))
     return min(gamma for gamma, loss in losses.items() if loss <= TOLERANCE * min(losses.values()))
-
-
-def early_loss(run: Result) -> float:
-    """The training loss that the early rule reads."""
-    loss = run.history.train_loss[early_epoch(run.recipe) - 1]
-    return math.inf if loss is None else loss
 
 
 def early_epoch(recipe: Recipe) -> int:
@@ -300,7 +303,7 @@ EXPERIMENTS = {
             units=THREE,
             grid=LIPSCHITZ,
             contrasts=(*(f"{row}:none" for row in LIPSCHITZ), *(f"maxgain=2:{row}" for row in LIPSCHITZ)),
-            published={**paper.CIFAR10, **paper.LIPSCHITZ["CIFAR-10"]},
+            published={**paper.CIFAR10, **paper.LIPSCHITZ},
         ),
         Experiment(
             name="batchnorm",

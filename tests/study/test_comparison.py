@@ -40,8 +40,8 @@ def test_every_number_is_recomputed(decide_by):
     comparison = answer(FOLDS, contrasts=MATCHED, decide_by=decide_by, rope=0.5)
     table = pandas.DataFrame(FOLDS)
     for row in comparison.rows:
-        assert row.summary.mean == pytest.approx(table[row.name].mean())
-        assert row.summary.standard_error == pytest.approx(stats.sem(table[row.name]))
+        assert row.mean == pytest.approx(table[row.name].mean())
+        assert row.standard_error == pytest.approx(stats.sem(table[row.name]))
     frame = table.reset_index(names="unit").melt("unit", var_name="row", value_name="accuracy")
     model = smf.ols("accuracy ~ 0 + C(row) + C(unit)", frame).fit()
     by_pairs = [stats.ttest_rel(table[first], table[second]) for first, second in MATCHED]
@@ -82,7 +82,7 @@ def test_seeds_within_a_fold_are_averaged_before_pairing():
     means = {name: row.reshape(10, 3).mean(axis=1) for name, row in values.items()}
     expected = stats.ttest_rel(means["maxgain"], means["none"])
     assert only(comparison).difference.p == pytest.approx(expected.pvalue, rel=1e-8)
-    assert (comparison.row("none").planned, only(comparison).pairs) == (30, 10)
+    assert (comparison.row("none").planned, only(comparison).difference.n) == (30, 10)
 
 
 # Failures
@@ -123,7 +123,7 @@ def test_a_failure_takes_its_own_pairs_away_and_nobody_elses():
     before, after = (
         answer(scores).contrasts[0] for scores in (whole, whole | {"dropout": [0.7, None, *whole["dropout"][2:]]})
     )
-    assert (after.difference.p, after.pairs, after.with_failures) == (before.difference.p, 6, None)
+    assert (after.difference.p, after.difference.n, after.with_failures) == (before.difference.p, 6, None)
 
 
 def test_a_lead_that_survives_the_failures_stands():
@@ -135,7 +135,7 @@ def test_a_lead_that_survives_the_failures_stands():
 def test_a_row_without_any_score_costs_the_others_nothing():
     comparison = answer({"none": NONE, "dropout": [None] * 6, "maxgain": AHEAD})
     dropout, maxgain = comparison.contrasts
-    assert (comparison.row("dropout").summary, dropout.difference, dropout.verdict) == (None, None, "inconclusive")
+    assert (comparison.row("dropout").mean, dropout.difference, dropout.verdict) == (None, None, "inconclusive")
     assert (maxgain.verdict, maxgain.difference.p_holm) == ("established", maxgain.difference.p)
 
 

@@ -77,6 +77,12 @@ def test_a_comparison_opens_with_its_number_and_folds_its_method(tmp_path):
     assert shown.drawings == 5, "forest, two boxes, loss and accuracy"
 
 
+def test_over_seeds_the_error_of_the_test_images_is_folded_away(tmp_path):
+    shown = page(write(tmp_path, *made(SCORES, over="seed")))
+    assert "sampling of test images" in shown.folded
+    assert "maxgain=2.5 against none" in shown.folded
+
+
 def test_every_comparison_below_a_folder_is_shown(tmp_path):
     """One folder with a stored plan once hid every folder without."""
     write(tmp_path / "a", *made(SCORES))

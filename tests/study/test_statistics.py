@@ -16,14 +16,13 @@ from statsmodels.stats.weightstats import ttost_paired
 
 from maxgain.study.statistics import (
     Difference,
-    Summary,
     as_family,
     holm,
     is_equivalent,
+    mean_and_error,
     paired,
     pooled,
     sampling_error,
-    summary,
     verdict,
 )
 
@@ -53,9 +52,9 @@ def alone(test, rope=None):
     return as_family([test], rope)[0]
 
 
-def test_summary_is_mean_and_standard_error():
-    assert summary([0.7, 0.8, 0.9]) == Summary(pytest.approx(0.8), pytest.approx(0.1 / math.sqrt(3)), 3)
-    assert summary([0.7]) == Summary(0.7, None, 1)
+def test_mean_and_standard_error():
+    assert mean_and_error([0.7, 0.8, 0.9]) == pytest.approx((0.8, 0.1 / math.sqrt(3)))
+    assert [mean_and_error([0.7]), mean_and_error([])] == [(0.7, None), (None, None)]
 
 
 # Paired
@@ -112,7 +111,7 @@ def test_the_papers_p_values_follow_from_its_table(ours, theirs, p):
     basis = np.linalg.qr(np.column_stack([np.ones(10), np.random.default_rng(0).normal(size=(10, 2))]))[0][:, 1:]
     mixed = np.column_stack([basis[:, 0], correlation * basis[:, 0] + math.sqrt(1 - correlation**2) * basis[:, 1]])
     a, b = (mean + mixed[:, i] * 3 * math.sqrt(10) * error for i, (mean, error) in enumerate((ours, theirs)))
-    assert summary(a) == Summary(pytest.approx(ours[0]), pytest.approx(ours[1]), 10)
+    assert mean_and_error(a) == pytest.approx(ours)
     assert paired(a, b).p == pytest.approx(p, abs=1e-6)
 
 

@@ -6,7 +6,7 @@ import base64
 import importlib
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,10 +21,13 @@ from .recipe import Recipe
 from .regularisers import parse, short_name, spell
 from .result import Result
 from .sentences import counted, p_value, percent, signed
-from .statistics import Difference, Pair, Scores, Summary, Verdict
+from .statistics import Difference, Scores, Verdict
 
 WIDTH = 80
 HEADS = ("row", "mean ± s.e.", "runs", "difference (95 % CI)", "p", "verdict")
+FRAME = (
+    "row", "mean", "standard_error", "runs", "failed", "baseline", "difference", "low", "high", "p", "verdict",
+)  # fmt: skip
 
 Score = Literal["test", "validation"]
 
@@ -38,12 +41,18 @@ class Row:
     """The name with its numbers, where all runs have the same ones."""
     scores: dict[int, float]
     """Accuracy by fold or seed; several runs on one fold are averaged, and where one is missing the fold is."""
-    summary: Summary | None
+    mean: float | None
+    standard_error: float | None
     planned: int
     failed: int
     """Runs whose training failed."""
     missing: int
     """Runs that were not made, or that the machine stopped."""
+
+    @property
+    def done(self) -> int:
+        """Number of finished runs."""
+        return self.planned - self.failed - self.missing
 
 
 @dataclass(frozen=True)
@@ -62,8 +71,6 @@ class Contrast:
     """Inconclusive, unless it holds with failed runs counted as guesses."""
     sampling_error: float | None
     """Standard error from the sampling of test images alone; None over folds, whose spread contains it."""
-    pairs: int
-    """Folds or seeds where both rows have a score."""
     sentence: str
 
 
@@ -106,36 +113,28 @@ class Comparison:
     @property
     def baseline(self) -> str | None:
         """The row that all others are compared with; None where contrasts have several."""
-        seconds = {contrast.second for contrast in self.contrasts}
-        firsts = [contrast.first for contrast in self.contrasts]
-        return seconds.pop() if len(seconds) == 1 and len(set(firsts)) == len(firsts) else None
+        firsts, seconds = {one.first for one in self.contrasts}, {one.second for one in self.contrasts}
+        return seconds.pop() if len(seconds) == 1 and len(firsts) == len(self.contrasts) else None
 
     @property
     def caption(self) -> str:
         """What the table is of."""
         against = f"; difference against {self.baseline} in points" if self.baseline else ""
-        return (
-            f"{self.plan.recipe.name}, {counted(len(self.plan.units), self.plan.over)}: "
-            f"{self.score} accuracy in %{against}"
-        )
-
-    def of(self, row: Row) -> list[Contrast]:
-        """The contrasts of a row with others."""
-        return [contrast for contrast in self.contrasts if contrast.first == row.name]
+        units = counted(len(self.plan.units), self.plan.over)
+        return f"{self.plan.recipe.name}, {units}: {self.score} accuracy in %{against}"
 
     def table(self) -> list[tuple[str, ...]]:
         """Texts by `HEADS`: a line per row with its contrast, or where baselines differ a line per contrast below."""
         lines: list[tuple[str, ...]] = []
         for row in self.rows:
-            done = row.planned - row.failed - row.missing
-            runs = str(done) if done == row.planned else f"{done} of {row.planned}"
-            start = (row.label, percent(row.summary.mean, row.summary.standard_error) if row.summary else "–", runs)
-            tests = [(one.second, _texts(one.difference), one.verdict) for one in self.of(row)]
+            runs = str(row.done) if row.done == row.planned else f"{row.done} of {row.planned}"
+            start = (row.label, percent(row.mean, row.standard_error), runs)
+            tests = [(one.second, *_texts(one)) for one in self.contrasts if one.first == row.name]
             if self.baseline and tests:
-                lines.append((*start, *tests[0][1], tests[0][2]))
+                lines.append((*start, *tests[0][1:]))
                 continue
             lines.append((*start, "", "", ""))
-            lines += [(f"  against {second}", "", "", *texts, verdict) for second, texts, verdict in tests]
+            lines += [(f"  against {second}", "", "", *texts) for second, *texts in tests]
         return lines
 
     def __str__(self) -> str:
@@ -149,8 +148,8 @@ class Comparison:
                 lines.append(name)
                 name = ""
             lines.append("  ".join(map(str.ljust, (name, *cells), widths)).rstrip())
-        withdrawn = [f"{contrast.sentence}." for contrast in self.contrasts if contrast.with_failures]
-        for sentence in ("", f"{self.title}.", *withdrawn, *self.notes):
+        with_failures = [f"{contrast.sentence}." for contrast in self.contrasts if contrast.with_failures]
+        for sentence in ("", f"{self.title}.", *with_failures, *self.notes):
             lines += textwrap.wrap(sentence, WIDTH) or [""]
         return "\n".join(lines)
 
@@ -160,7 +159,16 @@ class Comparison:
             pandas = importlib.import_module("pandas")
         except ImportError as error:
             raise MissingExtraError("to_frame() needs pandas: pip install pandas") from error
-        return pandas.DataFrame([_record(row, contrast) for row in self.rows for contrast in self.of(row) or (None,)])
+        lines = []
+        for row in self.rows:
+            contrasts = [one for one in self.contrasts if one.first == row.name]
+            for contrast in contrasts or (None,):
+                test: Any = contrast and contrast.difference
+                low, high = (test and test.interval) or (None, None)
+                about = (row.label, row.mean, row.standard_error, row.done, row.failed, contrast and contrast.second)
+                numbers = (test and test.mean, low, high, test and test.p_holm)
+                lines.append((*about, *numbers, contrast and contrast.verdict))
+        return pandas.DataFrame(lines, columns=FRAME)
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the results, in the types of JSON."""
@@ -179,15 +187,12 @@ def compare(plan: Plan, results: Sequence[Result]) -> Comparison:
     every = [result for runs in finished.values() for result in runs]
     score: Score = "validation" if any(result.test_accuracy is None for result in every) else "test"
     chance = next((1 / result.classes for result in found.values() if result.classes), 0.0)
-    accuracies = {result.recipe.key: _accuracy(result, score) for result in every}
-    guesses = dict.fromkeys((key for key, result in found.items() if result.fault == "training"), chance)
+    accuracies = {result.recipe.key: getattr(result, f"{score}_accuracy") for result in every}
+    guesses = {key: chance for key, result in found.items() if result.fault == "training"}
     rows = tuple(_row(plan, row, recipes[row], accuracies, guesses) for row in plan.rows)
     guessed = {row: _by_unit(plan, recipes[row], guesses | accuracies) for row in plan.rows}
-    errors = [
-        _sampling_error(finished, pair) if score == "test" and plan.over == "seed" else None for pair in plan.contrasts
-    ]
-    contrasts = _contrasts(plan, {row.name: row for row in rows}, guessed, errors, chance)
-    images = next((result.validation_images for result in every if result.validation_images), None)
+    correct = finished if score == "test" and plan.over == "seed" else {}
+    contrasts = _contrasts(plan, {row.name: row for row in rows}, guessed, correct, chance)
     notes = [*_gaps(plan, rows), *dict.fromkeys(f"{result.note}." for result in every if result.note)]
     if left_out:
         notes.append(f"{counted(left_out, 'result')} of other data left out.")
@@ -198,7 +203,7 @@ def compare(plan: Plan, results: Sequence[Result]) -> Comparison:
         contrasts=contrasts,
         chance=chance,
         title=_title(plan, rows, contrasts, every, score),
-        method=sentences.method(plan, score, images),
+        method=sentences.method(plan, score),
         notes=tuple(notes),
         results=finished,
         failed=tuple(result for result in found.values() if result.status == "failed"),
@@ -221,11 +226,6 @@ def _matching(recipes: Sequence[Recipe], results: Sequence[Result]) -> tuple[dic
     return {result.recipe.key: result for result in used}, len(own) - len(used)
 
 
-def _accuracy(result: Result, score: Score) -> float:
-    accuracy = result.test_accuracy if score == "test" else result.validation_accuracy
-    return math.nan if accuracy is None else accuracy
-
-
 def _by_unit(plan: Plan, recipes: Sequence[Recipe], accuracies: Mapping[str, float]) -> dict[int, float]:
     """The mean accuracy per fold or seed, where all its runs have one."""
     runs: dict[int, list[str]] = {}
@@ -242,6 +242,7 @@ def _row(
     plan: Plan, name: str, recipes: Sequence[Recipe], accuracies: Mapping[str, float], guesses: Mapping[str, float]
 ) -> Row:
     scores = _by_unit(plan, recipes, accuracies)
+    mean, standard_error = statistics.mean_and_error(list(scores.values()))
     given = {choice.row.name for choice in parse(name) if choice.value is not None}
     given |= {regulariser for numbers in plan.numbers.get(name, {}).values() for regulariser in numbers}
     labels = {short_name(spell(recipe.chosen), given) for recipe in recipes}
@@ -249,7 +250,8 @@ def _row(
         name=name,
         label=labels.pop() if len(labels) == 1 else name,
         scores=scores,
-        summary=statistics.summary(list(scores.values())) if scores else None,
+        mean=mean,
+        standard_error=standard_error,
         planned=len(recipes),
         failed=sum(recipe.key in guesses for recipe in recipes),
         missing=sum(recipe.key not in guesses and recipe.key not in accuracies for recipe in recipes),
@@ -263,11 +265,12 @@ def _correct(result: Result) -> NDArray[np.bool_]:
     return bits[:images].astype(bool)
 
 
-def _sampling_error(results: Mapping[str, Sequence[Result]], pair: Pair) -> float | None:
-    first, second = ([_correct(result) for result in results[row] if result.correct] for row in pair)
-    if not first or not second or len({len(images) for images in (*first, *second)}) > 1:
+def _sampling_error(*rows: Sequence[Result]) -> float | None:
+    """The error from the test images, where all runs of both rows were scored on the same ones."""
+    correct = [[_correct(result) for result in results if result.correct] for results in rows]
+    if not all(correct) or len({len(images) for runs in correct for images in runs}) > 1:
         return None
-    return statistics.sampling_error(np.array(first), np.array(second))
+    return statistics.sampling_error(*map(np.array, correct))
 
 
 # Contrasts
@@ -275,33 +278,34 @@ def _sampling_error(results: Mapping[str, Sequence[Result]], pair: Pair) -> floa
 
 def _analyses(plan: Plan, scores: Scores) -> tuple[list[Difference | None], list[Difference | None]]:
     """Every contrast by the analysis that decides and by the other, each corrected as a family of its own."""
-
-    def paired(first: str, second: str) -> Difference | None:
+    by_pairs: list[Difference | None] = []
+    for first, second in plan.contrasts:
         units = [unit for unit in scores[first] if unit in scores[second]]
         a, b = ([scores[row][unit] for unit in units] for row in (first, second))
-        return statistics.paired(a, b, plan.overlap) if units else None
-
-    by_pairs = statistics.as_family([paired(*pair) for pair in plan.contrasts], plan.region)
-    by_model = statistics.as_family(statistics.pooled(scores, plan.contrasts, plan.overlap), plan.region)
-    return (by_pairs, by_model) if plan.decide_by == "paired" else (by_model, by_pairs)
+        by_pairs.append(statistics.paired(a, b, plan.overlap) if units else None)
+    by_model = statistics.pooled(scores, plan.contrasts, plan.overlap)
+    both = [statistics.as_family(tests, plan.region) for tests in (by_pairs, by_model)]
+    decides, checks = both if plan.decide_by == "paired" else reversed(both)
+    return decides, checks
 
 
 def _contrasts(
-    plan: Plan, rows: Mapping[str, Row], guessed: Scores, errors: Sequence[float | None], chance: float
+    plan: Plan, rows: Mapping[str, Row], guessed: Scores, correct: Mapping[str, Sequence[Result]], chance: float
 ) -> tuple[Contrast, ...]:
     decided, checks = _analyses(plan, {name: row.scores for name, row in rows.items()})
-    second_look, _ = _analyses(plan, guessed)
+    with_guesses, _ = _analyses(plan, guessed)
+    other = "pooled" if plan.decide_by == "paired" else "paired"
     contrasts = []
-    for (first, second), difference, check, guess, error in zip(
-        plan.contrasts, decided, checks, second_look, errors, strict=True
-    ):
+    for (first, second), difference, check, guess in zip(plan.contrasts, decided, checks, with_guesses, strict=True):
         a, b = rows[first], rows[second]
-        lost = [(row.name, row.failed, row.planned) for row in (a, b) if row.failed]
-        with_failures = guess if lost else None
+        with_failures = guess if a.failed or b.failed else None
         verdict = statistics.verdict(difference)
-        holds = not lost or statistics.verdict(guess) == verdict
-        pairs = len(a.scores.keys() & b.scores)
-        on = f"on {pairs} of {counted(len(plan.units), plan.over)}, " if 0 < pairs < len(plan.units) else ""
+        holds = not (a.failed or b.failed) or statistics.verdict(guess) == verdict
+        pairs = difference.n if difference else 0
+        sentence = f"On {pairs} of {counted(len(plan.units), plan.over)}, " if 0 < pairs < len(plan.units) else ""
+        sentence += sentences.finding(a.label, b.label, difference, verdict, plan.region, plan.over)
+        sentence += sentences.disagreement(other, check, verdict)
+        sentence += sentences.with_failures(with_failures, chance, verdict, holds)
         contrasts.append(
             Contrast(
                 first=first,
@@ -310,12 +314,8 @@ def _contrasts(
                 check=check,
                 with_failures=with_failures,
                 verdict=verdict if holds else "inconclusive",
-                sampling_error=error,
-                pairs=pairs,
-                sentence=on
-                + sentences.finding(a.label, b.label, difference, verdict, plan.region, plan.over)
-                + sentences.disagreement("pooled" if plan.decide_by == "paired" else "paired", check, verdict)
-                + sentences.failures(lost, with_failures, chance, verdict, holds),
+                sampling_error=_sampling_error(correct.get(first, ()), correct.get(second, ())),
+                sentence=sentence,
             )
         )
     return tuple(contrasts)
@@ -338,13 +338,11 @@ def _title(
             f"Try a learning rate of {recipe.learning_rate / 10:g}{other}"
         )
     if not contrasts:
-        best = max((row for row in rows if row.summary), key=lambda row: row.summary.mean if row.summary else 0.0)
-        assert best.summary is not None
-        return f"{best.label} has {score} accuracy {percent(best.summary.mean, best.summary.standard_error)} %"
+        best = max(rows, key=lambda row: row.mean or 0.0)
+        return f"{best.label} has {score} accuracy {percent(best.mean, best.standard_error)} %"
     labels = {row.name: row.label for row in rows}
-    return sentences.headline(
-        [(labels[one.first], labels[one.second], one.difference, one.verdict) for one in contrasts], plan.region
-    )
+    tests = [(labels[one.first], labels[one.second], one.difference, one.verdict) for one in contrasts]
+    return sentences.headline(tests, plan.region)
 
 
 def _is_guess(result: Result, score: Score) -> bool:
@@ -352,39 +350,32 @@ def _is_guess(result: Result, score: Score) -> bool:
     chance = 1 / result.classes
     images = len(_correct(result)) if score == "test" and result.correct else result.validation_images
     limit = chance + 3 * math.sqrt(chance * (1 - chance) / images) if images else chance
-    return max(_accuracy(result, score), result.train_accuracy or 0.0) <= limit
+    score_of_run: float = getattr(result, f"{score}_accuracy")
+    return max(score_of_run, result.train_accuracy or 0.0) <= limit
 
 
-def _gaps(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
+def _gaps(plan: Plan, rows: Sequence[Row]) -> list[str]:
+    notes = []
     for row in rows:
         untuned = len(plan.units) - len(plan.numbers.get(row.name, plan.units))
         if untuned:
-            yield f"{row.name}: default numbers on {counted(untuned, plan.over)}, where tuning chose none."
+            notes.append(f"{row.name}: default numbers on {counted(untuned, plan.over)}, where tuning chose none.")
         if row.failed:
-            yield f"{row.name}: {row.failed} of {row.planned} runs failed to train."
+            notes.append(f"{row.name}: {row.failed} of {row.planned} runs failed to train.")
         if row.missing:
-            yield f"{row.name}: {row.missing} of {row.planned} runs are missing."
+            notes.append(f"{row.name}: {row.missing} of {row.planned} runs are missing.")
+    return notes
 
 
 # The table
 
 
-def _texts(difference: Difference | None) -> tuple[str, str]:
-    """+2.48 (+2.09 to +2.87), in points, and p."""
+def _texts(contrast: Contrast) -> tuple[str, str, Verdict]:
+    """+2.48 (+2.09 to +2.87), in points; p; the verdict."""
+    difference = contrast.difference
     if difference is None:
-        return "–", "–"
-    interval = difference.interval and " to ".join(signed(100 * end) for end in difference.interval)
-    return signed(100 * difference.mean) + (f" ({interval})" if interval else ""), p_value(difference.p_holm)
-
-
-def _record(row: Row, contrast: Contrast | None) -> dict[str, Any]:
-    mean, error = (row.summary.mean, row.summary.standard_error) if row.summary else (None, None)
-    runs = row.planned - row.failed - row.missing
-    record = {"row": row.label, "mean": mean, "standard_error": error, "runs": runs, "failed": row.failed}
-    names = ("baseline", "difference", "low", "high", "p", "verdict")
-    if contrast is None:
-        return record | dict.fromkeys(names)
-    test = contrast.difference
-    low, high = (test and test.interval) or (None, None)
-    values = (contrast.second, test and test.mean, low, high, test and test.p_holm, contrast.verdict)
-    return record | dict(zip(names, values, strict=True))
+        return "–", "–", contrast.verdict
+    text = signed(100 * difference.mean)
+    if difference.interval:
+        text += f" ({' to '.join(signed(100 * end) for end in difference.interval)})"
+    return text, p_value(difference.p_holm), contrast.verdict

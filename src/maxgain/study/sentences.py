@@ -52,6 +52,12 @@ def p_value(p: float | None) -> str:
     return next((text for text in texts if (float(text) < ALPHA) == (p < ALPHA)), repr(p))
 
 
+def p_equals(p: float | None) -> str:
+    """The text p = 0.031, or p < 0.001."""
+    text = p_value(p)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
+
+
 def counted(count: int, thing: str) -> str:
     """1 run, 2 runs, 1,797 images."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
@@ -76,17 +82,13 @@ def headline(contrasts: Sequence[tuple[str, str, Difference | None, Verdict]], r
         against = "" if second == "none" else f" against {second}"
         return f"{OPENING.get(verdict, '')}{_changed(first, test, verdict)} ({reach(test.interval)}){within}{against}"
     if len(contrasts) > 3:
-        counts = {
-            word: [test.mean if test else 0.0 for *_, test, verdict in contrasts if verdict == word] for word in SHORT
-        }
-        return listed(
-            [
-                f"{SHORT[word]} in {len(means)} of {len(contrasts)} contrasts"
-                + (f" ({points(min(means))} to {points(max(means))} points)" if word in CHANGED else "")
-                for word, means in counts.items()
-                if means
-            ]
-        ).capitalize()
+        clauses = []
+        for word, text in SHORT.items():
+            means = [test.mean if test else 0.0 for *_, test, verdict in contrasts if verdict == word]
+            if means:
+                ends = f" ({points(min(means))} to {points(max(means))} points)" if word in CHANGED else ""
+                clauses.append(f"{text} in {len(means)} of {len(contrasts)} contrasts{ends}")
+        return listed(clauses).capitalize()
     baselines = {second for _, second, *_ in contrasts}
     clauses = [
         first
@@ -104,19 +106,17 @@ def finding(
 ) -> str:
     """What the runs that have a score show about one contrast, without a full stop."""
     if difference is None:
-        return f"no {over} has a score of both {first} and {second}"
+        return f"No {over} has a score of both {first} and {second}"
     if difference.p_holm is None or difference.interval is None:
-        size = points(difference.mean)
-        if difference.n < 2:
-            return f"{first} differs from {second} by {size} points on {counted(difference.n, over)}: too few to test"
-        same = f"differs from {second} by the same {size} points" if difference.mean else f"scores the same as {second}"
-        return f"{first} {same} on every {over}: no spread, so no test"
+        why = "too few to test" if difference.n < 2 else "no spread, so no test"
+        units = counted(difference.n, over)
+        return f"{first} differs from {second} by {points(difference.mean)} points on {units}: {why}"
     within = f", within ±{100 * rope:g} points" if rope is not None and is_equivalent(difference) else ""
     conclusion = {
-        "equivalent": f" ({_p(difference.p_equivalence)}): equivalent",
+        "equivalent": f" ({p_equals(difference.p_equivalence)}): equivalent",
         "inconclusive": ": inconclusive, which is no evidence of equality",
     }.get(verdict, "")
-    evidence = f"95 % CI {reach(difference.interval)}, {_p(difference.p_holm)}"
+    evidence = f"95 % CI {reach(difference.interval)}, {p_equals(difference.p_holm)}"
     return f"{_changed(first, difference, verdict)} against {second} ({evidence}){within}{conclusion}"
 
 
@@ -132,61 +132,46 @@ def disagreement(analysis: str, check: Difference | None, verdict: Verdict) -> s
     other = statistics.verdict(check)
     if check is None or check.p_holm is None or other == verdict:
         return ""
-    return f"; the check, the {analysis} analysis, is {other} ({_p(check.p_holm)})"
+    return f"; the check, the {analysis} analysis, is {other} ({p_equals(check.p_holm)})"
 
 
-def failures(
-    lost: Sequence[tuple[str, int, int]], with_failures: Difference | None, chance: float, verdict: Verdict, kept: bool
-) -> str:
-    """How many runs failed to train (row, failed, planned), and what counting them as guesses does to the verdict."""
-    if not lost:
+def with_failures(guess: Difference | None, chance: float, verdict: Verdict, holds: bool) -> str:
+    """What counting failed runs as guesses does to a contrast and its verdict."""
+    if guess is None or guess.p_holm is None:
         return ""
-    said = listed([f"{failed} of {planned} runs of {row} failed to train" for row, failed, planned in lost])
-    if with_failures is None or with_failures.p_holm is None:
-        return f"; {said}"
-    guessing = f"counted as guesses ({100 * chance:.3g} %) they make it {points(with_failures.mean)} points"
-    verdict_then = "" if verdict == "inconclusive" else "; the verdict stands" if kept else "; the verdict is withdrawn"
-    return f"; {said}: {guessing} ({_p(with_failures.p_holm)}){verdict_then}"
-
-
-def _p(p: float | None) -> str:
-    text = p_value(p)
-    return f"p {text}" if text.startswith("<") else f"p = {text}"
+    then = "" if verdict == "inconclusive" else "; the verdict stands" if holds else "; the verdict is withdrawn"
+    counting = f"counting failed runs as guesses ({100 * chance:.3g} %)"
+    return f"; {counting} makes it {points(guess.mean)} points ({p_equals(guess.p_holm)}){then}"
 
 
 # Method
 
 
-def method(plan: Plan, score: str, validation_images: int | None) -> str:
+def method(plan: Plan, score: str) -> str:
     """How the rows were trained, scored and tuned, and the contrasts tested."""
     parts = "the training and validation parts" if plan.recipe.train_on == "train+validation" else "the training part"
     repeats = f" with {plan.repeats} seeds each, averaged" if plan.repeats > 1 else ""
-    told = [
+    text = [
         f"{counted(len(plan.rows), 'row')} on {plan.recipe.dataset}, {counted(len(plan.units), plan.over)}{repeats}; "
         f"trained on {parts}, scored by {score} accuracy."
     ]
     if plan.tuning_runs:
-        worth = f" (1 image = {100 / validation_images:.2g} points)" if validation_images else ""
         budgets = listed([f"{row} {runs}" for row, runs in plan.tuning_runs.items()])
         where = "on every fold" if plan.over == "fold" else "once"
-        told.append(f"Numbers were chosen {where} on the validation part{worth}; runs spent: {budgets}.")
+        text.append(f"Numbers were chosen {where} on the validation part; runs spent: {budgets}.")
     if not plan.contrasts:
-        return " ".join(told)
+        return " ".join(text)
     paired = "the paired t-test over seeds on one data split, which says nothing about other splits"
     if plan.over == "fold":
         paired = f"the paired t-test on {'folds' if plan.overlap else 'disjoint folds'}"
     pooled = f"the model accuracy ~ row + {plan.over}, one error variance pooled over all rows"
     decides, checks = (paired, pooled) if plan.decide_by == "paired" else (pooled, paired)
-    told.append(f"Verdicts follow {decides}; the check is {checks}.")
+    text.append(f"Verdicts follow {decides}; the check is {checks}.")
     if plan.overlap:
-        told.append("Training sets overlap, so both use Nadeau and Bengio's corrected variance.")
+        text.append("Training sets overlap, so both use Nadeau and Bengio's corrected variance.")
     if (count := len(plan.contrasts)) > 1:
-        told.append(
-            f"{count} contrasts are one family: p-values are Holm-corrected, intervals simultaneous (Bonferroni)."
-        )
-    told.append(f"Established: p < {ALPHA:g} for the first row; reversed: p < {ALPHA:g} against it.")
+        text.append(f"{count} contrasts are one family: Holm's p-values, simultaneous intervals (Bonferroni).")
+    text.append(f"Established: p < {ALPHA:g} for the first row; reversed: p < {ALPHA:g} against it.")
     if plan.rope is not None:
-        told.append(
-            f"Equivalent: two one-sided tests place the difference within ±{plan.rope:g} points (p < {ALPHA:g})."
-        )
-    return " ".join([*told, "Inconclusive is no evidence of equality."])
+        text.append(f"Equivalent: by two one-sided tests within ±{plan.rope:g} points (p < {ALPHA:g}).")
+    return " ".join([*text, "Inconclusive is no evidence of equality."])

@@ -25,15 +25,6 @@ Verdict = Literal["established", "reversed", "equivalent", "inconclusive"]
 
 
 @dataclass(frozen=True)
-class Summary:
-    """Mean of n scores and its standard error; one score has none."""
-
-    mean: float
-    standard_error: float | None
-    n: int
-
-
-@dataclass(frozen=True)
 class Difference:
     """A mean difference between two rows, and its test."""
 
@@ -60,10 +51,12 @@ class Difference:
         return self.mean - half_width, self.mean + half_width
 
 
-def summary(values: Sequence[float]) -> Summary:
-    """Mean and standard error."""
+def mean_and_error(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Mean and standard error; one value has no error, and none has neither."""
+    if not len(values):
+        return None, None
     n = len(values)
-    return Summary(float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(n) if n > 1 else None, n)
+    return float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(n) if n > 1 else None
 
 
 def paired(a: ArrayLike, b: ArrayLike, overlap: float = 0.0) -> Difference:
@@ -76,10 +69,10 @@ def paired(a: ArrayLike, b: ArrayLike, overlap: float = 0.0) -> Difference:
     first, second = np.asarray(a, float), np.asarray(b, float)
     differences, n = first - second, len(first)
     rounding = _rounding(np.concatenate([first, second]))
-    mean = _without_rounding(float(differences.mean()), rounding)
-    if n < 2 or np.ptp(differences) <= rounding:
-        return Difference(mean, n)
-    return _tested(mean, float(differences.std(ddof=1)) * math.sqrt(1 / n + overlap), n - 1, n)
+    error = None
+    if n > 1 and np.ptp(differences) > rounding:
+        error = float(differences.std(ddof=1)) * math.sqrt(1 / n + overlap)
+    return _difference(float(differences.mean()), n, rounding, error, n - 1)
 
 
 def pooled(scores: Scores, contrasts: Sequence[Pair], overlap: float = 0.0) -> list[Difference | None]:
@@ -112,10 +105,9 @@ def pooled(scores: Scores, contrasts: Sequence[Pair], overlap: float = 0.0) -> l
         weights = contrast @ inverse
         if not np.allclose(weights @ design, contrast, atol=1e-9):  # no chain of pairs connects the two rows
             return None
-        mean, n = _without_rounding(float(weights @ values), rounding), len(scores[first].keys() & scores[second])
-        if variance is None:
-            return Difference(mean, n)
-        return _tested(mean, math.sqrt(variance * (float(weights @ weights) + 2 * overlap)), degrees, n)
+        error = None if variance is None else math.sqrt(variance * (float(weights @ weights) + 2 * overlap))
+        n = len(scores[first].keys() & scores[second])
+        return _difference(float(weights @ values), n, rounding, error, degrees)
 
     return [difference(*contrast) for contrast in contrasts]
 
@@ -176,7 +168,11 @@ def sampling_error(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> float
     return float(per_image.std() / math.sqrt(per_image.size))
 
 
-def _tested(mean: float, error: float, degrees: int, n: int) -> Difference:
+def _difference(mean: float, n: int, rounding: float, error: float | None, degrees: int) -> Difference:
+    """The difference with its p-value; without a standard error there is no test."""
+    mean = mean if abs(mean) > rounding else 0.0
+    if error is None:
+        return Difference(mean, n)
     return Difference(mean, n, error, degrees, p=float(2 * stats.t.sf(abs(mean / error), degrees)))
 
 
@@ -190,7 +186,3 @@ def p_outside(difference: Difference | None, rope: float | None) -> float | None
 def _rounding(values: NDArray[np.float64]) -> float:
     """Scores that differ by less are equal: 0.8 - 0.7 and 0.7 - 0.6 differ in their last bits only."""
     return max(64 * float(np.finfo(np.float64).eps) * float(np.abs(values).max()), 1e-100)
-
-
-def _without_rounding(mean: float, rounding: float) -> float:
-    return mean if abs(mean) > rounding else 0.0

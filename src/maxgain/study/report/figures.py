@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ PANEL = (4.4, 2.75)
 STYLE = {
     "font.size": 9, "axes.edgecolor": SOFT, "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK,
     "ytick.color": INK, "axes.grid": True, "grid.color": RULE, "axes.axisbelow": True, "axes.spines.top": False,
-    "axes.spines.right": False, "legend.frameon": False, "lines.linewidth": 1.6,
+    "axes.spines.right": False, "legend.frameon": False, "text.parse_math": False,
     "svg.fonttype": "none", "svg.hashsalt": "maxgain",
 }  # fmt: skip
 METRICS = {
@@ -42,25 +43,26 @@ METRICS = {
 SYMBOLS = {"gamma": "γ", "lambda": "λ"}
 
 
+@rc_context(STYLE)
 def forest(comparison: Comparison) -> Figure | None:
     """Every contrast's difference with its simultaneous 95 % interval, and the region of equivalence; None without."""
-    tested = [contrast for contrast in comparison.contrasts if contrast.difference and contrast.difference.interval]
+    tested = [
+        (contrast, test.mean, test.interval)
+        for contrast in comparison.contrasts
+        if (test := contrast.difference) is not None and test.interval is not None
+    ]
     if not tested:
         return None
-    figure, axes = _figure(1, 1, (PANEL[0], 0.7 + 0.42 * len(tested)))
-    axis = axes[0]
+    figure, (axis,) = panels(1, 1, (PANEL[0], 0.7 + 0.42 * len(tested)))
     if comparison.plan.rope is not None:
         axis.axvspan(-comparison.plan.rope, comparison.plan.rope, color=SERIES[2], alpha=0.15, linewidth=0)
-    for place, contrast in enumerate(tested):
-        difference = contrast.difference
-        assert difference is not None
-        assert difference.interval is not None
-        low, high = (100 * end for end in difference.interval)
+    for place, (contrast, mean, interval) in enumerate(tested):
+        low, high = (100 * end for end in interval)
         axis.vlines(0, place - 0.18, place + 0.38, color=SOFT, linewidth=1)  # ends below the next label
         axis.plot([low, high], [place, place], color=SERIES[0], solid_capstyle="butt")
         filled = SERIES[0] if contrast.verdict != "inconclusive" else "none"
-        axis.plot(100 * difference.mean, place, "o", color=SERIES[0], markerfacecolor=filled, markersize=6)
-        name = _plain(f"{comparison.labels[contrast.first]} against {comparison.labels[contrast.second]}")
+        axis.plot(100 * mean, place, "o", color=SERIES[0], markerfacecolor=filled, markersize=6)
+        name = f"{comparison.labels[contrast.first]} against {comparison.labels[contrast.second]}"
         axis.text(0, place - 0.22, name, transform=axis.get_yaxis_transform(), va="bottom", fontsize=8, color=INK)
     axis.set_yticks([])
     axis.grid(visible=False)
@@ -70,11 +72,12 @@ def forest(comparison: Comparison) -> Figure | None:
     return figure
 
 
+@rc_context(STYLE)
 def gain_boxes(results: Mapping[str, Result], top: float | None = None) -> Figure:
     """Distribution of gains in each layer, one panel per named result, all on the same axis up to `top`."""
     parts = {name: gains_of(result) for name, result in results.items()}
     layers = max(len(quantiles) for _, quantiles in parts.values())
-    figure, axes = _figure(1, len(parts), (len(parts) * max(4.0, 0.9 + 0.26 * layers), 3.1), sharey=True)
+    figure, axes = panels(1, len(parts), (len(parts) * max(4.0, 0.9 + 0.26 * layers), 3.1), sharey=True)
     for axis, (name, (part, quantiles)), result in zip(axes, parts.items(), results.values(), strict=True):
         known = {layer: row for layer, row in quantiles.items() if None not in row}
         keys = ("whislo", "q1", "med", "q3", "whishi")
@@ -87,9 +90,9 @@ def gain_boxes(results: Mapping[str, Result], top: float | None = None) -> Figur
         if (gamma := result.recipe.gamma) is not None and math.isfinite(gamma):
             axis.axhline(gamma, color=INK, linestyle="--", linewidth=1)
             bound = f", dashes: γ = {gamma:g}" if top is None or gamma < 1.05 * top else f", γ = {gamma:g}"
-        axis.set_xticks(range(1, len(known) + 1), list(map(_plain, known)), rotation=45, ha="right", fontsize=8,
+        axis.set_xticks(range(1, len(known) + 1), list(known), rotation=45, ha="right", fontsize=8,
                         rotation_mode="anchor")  # fmt: skip
-        axis.set_title(_plain(f"{name}, {part} images{bound}"), loc="left", fontsize=9)
+        axis.set_title(f"{name}, {part} images{bound}", loc="left", fontsize=9)
         axis.grid(visible=False, axis="x")
         axis.set_ylim(0, None if top is None else 1.05 * top)
     p = {result.recipe.p for result in results.values()}
@@ -102,16 +105,17 @@ def largest_gain(result: Result) -> float:
     return max((row[-1] for row in gains_of(result)[1].values() if row[-1] is not None), default=0.0)
 
 
+@rc_context(STYLE)
 def learning_curve(rows: Mapping[str, Sequence[Result]], metric: str) -> Figure | None:
     """A metric by epoch, the mean over each row's runs; None where no run recorded two epochs of it."""
     factor = 100 if "accuracy" in metric else 1
     lines = {row: factor * mean for row, runs in rows.items() if (mean := _mean_history(runs, metric)).size > 1}
     if not lines:
         return None
-    figure, (axis,) = _figure(1, 1, PANEL)
+    figure, (axis,) = panels(1, 1, PANEL)
     for index, row in enumerate(rows):
         if row in lines:
-            axis.plot(range(1, len(lines[row]) + 1), lines[row], label=_plain(row), **_look(index))
+            axis.plot(range(1, len(lines[row]) + 1), lines[row], label=row, **_style(index))
     axis.set_title(METRICS[metric], loc="left", fontsize=9)
     axis.set_xlabel("epoch")
     axis.locator_params(axis="x", integer=True)
@@ -123,47 +127,45 @@ def learning_curve(rows: Mapping[str, Sequence[Result]], metric: str) -> Figure 
     return figure
 
 
+@rc_context(STYLE)
 def tuning_curves(results: Sequence[Result], chosen: Mapping[str, float] | None = None) -> Figure:
     """Accuracy and log loss against the numbers tried, a column per number; means over folds or seeds as lines."""
     parts = varied(results) or [choice for choice in results[0].recipe.chosen if choice.row.parameter]
-    figure, axes = _figure(2, len(parts), (PANEL[0] * len(parts), 1.7 * PANEL[1]), sharex="col", sharey="row")
-    panels = np.array(axes).reshape(2, len(parts))
-    for column, part in enumerate(parts):
-        name = part.row.name
-        values = [numbers_of(result.recipe, parts)[name] for result in results]
-        for panel, score in zip(panels[:, column], ("accuracy", "loss"), strict=True):
-            factor = 100 if score == "accuracy" else 1
-            for index, of in enumerate(("train", "validation")):
-                known = [
-                    (value, factor * at)
-                    for value, result in zip(values, results, strict=True)
-                    if (at := getattr(result, f"{of}_{score}")) is not None
-                ]
-                panel.plot(*zip(*known, strict=True), "o^"[index], color=SERIES[index], markersize=3.5, alpha=0.6)
-                if len(parts) == 1:
-                    means = {at: np.mean([y for x, y in known if x == at]) for at, _ in sorted(known)}
-                    panel.plot(list(means), list(means.values()), label=of, **_look(index))
-                else:
-                    panel.plot([], [], label=of, **_look(index))
-            if chosen and name in chosen:
-                panel.axvline(chosen[name], color=SOFT, linewidth=0.8, linestyle=":", label="chosen")
-        panels[1, column].set_xlabel(f"{SYMBOLS.get(part.row.parameter or '', part.row.parameter)} of {name}")
-    panels[0, 0].set_ylabel("accuracy (%)")
-    panels[1, 0].set_ylabel("log loss (nats)")
-    _legend(figure, panels[0, 0])
+    size = PANEL[0] * len(parts), 1.7 * PANEL[1]
+    figure, axes = panels(2, len(parts), size, sharex="col", sharey="row")
+    for axis, (score, part) in zip(axes, product(("accuracy", "loss"), parts), strict=True):
+        name, factor = part.row.name, 100 if score == "accuracy" else 1
+        for index, of in enumerate(("train", "validation")):
+            known = [
+                (numbers_of(result.recipe, parts)[name], factor * at)
+                for result in results
+                if (at := getattr(result, f"{of}_{score}")) is not None
+            ]
+            axis.plot(*zip(*known, strict=True), "o^"[index], color=SERIES[index], markersize=3.5, alpha=0.6)
+            ticks = sorted({value for value, _ in known}) if len(parts) == 1 else []
+            means = [np.mean([at for value, at in known if value == tick]) for tick in ticks]
+            axis.plot(ticks, means, label=of, **_style(index))
+        if chosen and name in chosen:
+            axis.axvline(chosen[name], color=SOFT, linewidth=0.8, linestyle=":", label="chosen")
+        if score == "loss":
+            axis.set_xlabel(f"{SYMBOLS.get(part.row.parameter or '', part.row.parameter)} of {name}")
+    axes[0].set_ylabel("accuracy (%)")
+    axes[len(parts)].set_ylabel("log loss (nats)")
+    _legend(figure, axes[0])
     return figure
 
 
+@rc_context(STYLE)
 def early_curve(results: Sequence[Result], chosen: float) -> Figure:
     """Training loss against γ, with the early rule's tolerance and its choice."""
     losses = {gamma: loss for gamma, loss in sorted(early_losses(results).items()) if math.isfinite(loss)}
     lowest = min(losses.values())
-    figure, (axis,) = _figure(1, 1, (PANEL[0], 1.15 * PANEL[1]))
+    figure, (axis,) = panels(1, 1, (PANEL[0], 1.15 * PANEL[1]))
     axis.plot(list(losses), list(losses.values()), "o-", color=SERIES[0], markersize=4)
     axis.axhspan(lowest, 1.1 * lowest, color=SERIES[2], alpha=0.25, linewidth=0, label="within 10 % of the lowest")
     label = f"chosen: γ = {chosen:g}"
-    look: dict[str, Any] = {"markersize": 11, "markerfacecolor": "none", "linestyle": "none"}
-    axis.plot([chosen], [losses[chosen]], "o", color=SERIES[1], label=label, **look)
+    ring: dict[str, Any] = {"markersize": 11, "markerfacecolor": "none", "linestyle": "none"}
+    axis.plot([chosen], [losses[chosen]], "o", color=SERIES[1], label=label, **ring)
     axis.set(xscale="log", xlabel="γ", ylabel=f"training loss after {results[0].recipe.epochs} epochs (nats)")
     axis.set_xticks(list(losses), [f"{gamma:g}" for gamma in losses])
     axis.xaxis.minorticks_off()
@@ -205,7 +207,8 @@ def svg(figure: Figure, label: str) -> str:
     return text
 
 
-def _figure(rows: int, columns: int, size: tuple[float, float], **shared: Any) -> tuple[Figure, list[Axes]]:
+def panels(rows: int, columns: int, size: tuple[float, float], **shared: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of that size in inches, and its axes."""
     with rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
         return figure, list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
@@ -217,7 +220,7 @@ def _legend(figure: Figure, axis: Axes) -> None:
     figure.legend(handles, labels, loc="outside lower left", ncols=columns, frameon=False, fontsize=8, labelcolor=INK)
 
 
-def _look(index: int) -> dict[str, Any]:
+def _style(index: int) -> dict[str, Any]:
     rounds, colour = divmod(index, len(SERIES))
     return {"color": SERIES[colour], "linestyle": DASHES[(colour + rounds) % len(DASHES)]}
 
@@ -234,8 +237,3 @@ def _mean_history(results: Iterable[Result], metric: str) -> NDArray[np.float64]
     whole = [column for column in columns if column and None not in column] or [[]]
     mean: NDArray[np.float64] = np.mean([column for column in whole if len(column) == len(whole[0])], axis=0)
     return mean
-
-
-def _plain(name: str) -> str:
-    """A name that matplotlib does not read as a formula."""
-    return name.replace("$", r"\$")
