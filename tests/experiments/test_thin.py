@@ -2,18 +2,20 @@
 
 import base64
 import json
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+from experiments.thin import PARTS, SCORES, recipe_of, thin
 
 from maxgain.study.recipe import run_key
 from maxgain.study.result import load
 
 ROOT = Path(__file__).parents[2]
+FIRST_EDITION = "f8d6826"
 NUMBERS = json.loads(Path(__file__).with_name("first_edition.json").read_text(encoding="utf-8"))
-SCORES = [f"{part}_{what}" for part in ("train", "validation", "test") for what in ("loss", "accuracy")]
-FILES = [(part, name) for part in ("", "tuning") for name in ("cifar10", "sins10", "svhn")]
+FILES = [(part, name) for part in PARTS for name in ("cifar10", "sins10", "svhn")]
 
 
 def results(part, name):
@@ -48,3 +50,26 @@ def test_results_are_whole(part, name):
         else:
             bits = np.unpackbits(np.frombuffer(base64.b64decode(result.correct), np.uint8))
             assert bits.sum() / result.test_accuracy == pytest.approx(len(bits), abs=8)
+
+
+@pytest.mark.parametrize(("part", "name"), FILES)
+def test_the_old_files_make_the_same_results(part, name, tmp_path):
+    path = f"results/{part}/{name}.jsonl".replace("//", "/")
+    blob = subprocess.run(["git", "-C", ROOT, "show", f"{FIRST_EDITION}:{path}"], capture_output=True, check=False)
+    if blob.returncode:
+        pytest.skip("the history of the first edition is not here")
+    (tmp_path / f"{name}.jsonl").write_bytes(blob.stdout)
+    made = {result.key: result for result in thin(tmp_path)}
+    kept = {result.key: result for result in results(part, name)}
+    assert made.keys() == kept.keys()
+    for key, result in made.items():
+        result.correct = kept[key].correct  # predictions had files of their own
+        assert result == kept[key]
+
+
+def test_a_recipe_that_no_run_can_have_any_more_is_refused():
+    config = {"name": "digits", "dataset": "digits", "network": "cnn", "optimiser": "adam", "learning_rate": 1e-3}
+    config |= {"epochs": 1, "batch_size": 16, "measure": "stale", "strength": None, "include": "*conv*,*fc*"}
+    assert recipe_of(config).include == ("*conv*", "*fc*")
+    with pytest.raises(ValueError, match="no such recipe"):
+        recipe_of(config | {"strength": "rate"})
