@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from maxgain.study.recipe import Recipe
-from maxgain.study.result import Result, export, load
-from maxgain.study.run import Inputs
-from maxgain.study.running import Machine, run_missing
+from maxgain.study.result import Inputs, Result, export, load
+from maxgain.study.running import Machine, Runner
 
 from .document import ROOT, build
 from .plan import BRIDGE, EDGE, EXPERIMENTS, by_key
@@ -47,10 +46,11 @@ def train(recipes: Sequence[Recipe], name: str, work: Path, data: Path | None, m
     kept: list[Result] = load(path) if path.exists() else []
     done = by_key(kept)
     missing = [recipe for recipe in recipes if recipe.key not in done]
-    for result in run_missing(missing, work, machine=machine, inputs=Inputs(root=data), test=test):
-        kept.append(result)
-        export(kept, path)
-        print(f"{result.recipe.title}: {result.status}", flush=True)
+    with Runner(machine, Inputs(root=data)) as runner:
+        for result in runner.run(missing, work, test=test):
+            kept.append(result)
+            export(kept, path)
+            print(f"{result.recipe.title}: {result.status}", flush=True)
 
 
 def main() -> None:

@@ -15,8 +15,7 @@ from scipy import stats
 
 from maxgain.study.comparison import Comparison, Contrast, compare
 from maxgain.study.plan import Pair, Plan, parse_contrasts
-from maxgain.study.recipe import RECIPES, Recipe
-from maxgain.study.regularisers import Chosen
+from maxgain.study.recipe import RECIPES, Chosen, Recipe
 from maxgain.study.result import Result
 from maxgain.study.statistics import ALPHA, holm, p_outside
 from maxgain.study.tuning import at, best, open_parts

@@ -57,7 +57,7 @@ def test_sizes_and_output(name):
 @pytest.mark.parametrize(("depth", "width", "millions"), [(40, 1, 0.6), (16, 8, 11.0), (28, 10, 36.5)])
 def test_wide_residual_networks_have_their_authors_sizes(depth, width, millions):
     with torch.device("meta"):
-        network = wrn(depth=depth, width=width, batchnorm=True)
+        network = wrn((3, 32, 32), 10, depth=depth, width=width, batchnorm=True)
     assert sum(p.numel() for p in network.parameters()) / 1e6 == pytest.approx(millions, abs=0.06)
 
 
@@ -86,19 +86,25 @@ def test_initial_weights_are_he_normal(name):
 
 
 def test_places_of_batchnorm_and_dropout():
-    names = [name for name, _ in NETWORKS["cnn"](batchnorm=True, dropout=nn.Dropout).named_modules()]
+    names = [name for name, _ in NETWORKS["cnn"]((1, 8, 8), 10, batchnorm=True, dropout=nn.Dropout).named_modules()]
     assert [name for name in names if re.search("drop|norm", name)] == [
         "features.norm1_1", "features.norm1_2", "features.drop2_1", "features.norm2_1", "features.drop2_2",
         "features.norm2_2", "classifier.drop1",
     ]  # fmt: skip
-    mlp = [name for name, _ in NETWORKS["mlp"](batchnorm=True, dropout=nn.Dropout).named_modules()]
+    mlp = [name for name, _ in NETWORKS["mlp"]((1, 8, 8), 10, batchnorm=True, dropout=nn.Dropout).named_modules()]
     assert [name.split(".")[-1] for name in mlp if "drop" in name or "norm" in name] == [
         "norm1",
         "drop2",
         "norm2",
         "drop3",
     ]
-    assert sum(isinstance(module, nn.Dropout) for module in NETWORKS["wrn16_4"](dropout=nn.Dropout).modules()) == 6
+    assert (
+        sum(
+            isinstance(module, nn.Dropout)
+            for module in NETWORKS["wrn16_4"]((3, 32, 32), 10, dropout=nn.Dropout).modules()
+        )
+        == 6
+    )
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -114,7 +120,7 @@ def test_refusals():
     with pytest.raises(RecipeError, match="did you mean 'vgg19'"):
         NETWORKS["vgg16"]
     with pytest.raises(RecipeError, match="32×32") as caught:
-        NETWORKS["vgg19"]((3, 28, 28))
+        NETWORKS["vgg19"]((3, 28, 28), 10)
     assert caught.value.field == "network"
 
 

@@ -13,8 +13,8 @@ from torch import nn
 from maxgain import measure_gains, operator_norms
 from maxgain.errors import RegulariserError
 from maxgain.study.dropout import LearnedNoise
-from maxgain.study.recipe import RECIPES
-from maxgain.study.regularisers import REGULARISERS, Batch, fill, parse, short_name, spell, with_defaults
+from maxgain.study.recipe import RECIPES, fill, parse, short_name, spell, with_defaults
+from maxgain.study.regularisers import REGULARISERS, Batch
 from maxgain.study.training import Training, to_float
 
 CPU = torch.device("cpu")

@@ -18,14 +18,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
 
 from maxgain.errors import CheckpointError, DataError, FileError, FolderInUseError, RunError
 from maxgain.study import _files, data, run
-from maxgain.study.networks import name_network
-from maxgain.study.recipe import RECIPES, run_key
-from maxgain.study.result import RESULT, code_version, export, load
-from maxgain.study.run import CHECKPOINT, CONFIG, METRICS, WEIGHTS, Inputs, Run, perform
+from maxgain.study.recipe import RECIPES, run_key, to_json
+from maxgain.study.result import CONFIG, METRICS, RESULT, WEIGHTS, Inputs, Run, export, load
+from maxgain.study.run import CHECKPOINT, code_version, perform
 from maxgain.study.training import DivergedError, evaluate
 
 RECIPE = replace(RECIPES["digits"], network="mlp", epochs=3, fold=0, regulariser="maxgain=1.5+dropout")
@@ -56,8 +54,8 @@ def test_files(finished, digits):
 def test_model_and_scores(finished, digits):
     result, model = finished.result, finished.model()
     assert not model.training
-    score, right = evaluate(model, digits.test)
-    assert (score.loss, score.accuracy) == (result.test_loss, result.test_accuracy)
+    loss, accuracy, right = evaluate(model, digits.test)
+    assert (loss, accuracy) == (result.test_loss, result.test_accuracy)
     correct = np.unpackbits(np.frombuffer(base64.b64decode(result.correct), np.uint8), count=len(digits.test))
     assert correct.tolist() == right.int().tolist()
     gains = finished.gains("test")
@@ -147,7 +145,7 @@ def uninterrupted(tmp_path_factory):
 
 
 def start(folder):
-    recipe = repr(run.to_json(SLOW))
+    recipe = repr(to_json(SLOW))
     environment = {**os.environ, "PYTHONPATH": str(Path(run.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen([sys.executable, "-c", COMMAND, recipe, folder], env=environment, stderr=subprocess.PIPE)
 
@@ -375,46 +373,12 @@ def test_runs_in_threads_take_turns(tmp_path, finished):
     assert {result.weights_sha256 for result in results.values()} == {finished.result.weights_sha256}
 
 
-# --- Data and networks of one's own
-
-
-def own_data(digits):
-    return data.dataset("mine", (digits.train.images, digits.train.labels), (digits.test.images, digits.test.labels))
-
-
-def small(shape, classes):
-    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
-
-
-class Scale(nn.Module):
-    """A network without a layer that has a gain."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(10))
-
-    def forward(self, x):
-        return x.flatten(1)[:, :10] * self.scale
-
-
-def test_own_network_and_data(tmp_path, digits):
-    own = own_data(digits)
-    recipe = replace(RECIPE, dataset="mine", fold=None, network=name_network(small, own), regulariser="maxgain")
-    made = perform(recipe, tmp_path, Inputs(dataset=own, network=small), device="cpu")
-    assert made.model(small)(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
-    assert made.gains("test", own, small).quantiles().keys() == {"1"}
-
-
-def test_network_without_gains(tmp_path, digits):
-    own = own_data(digits)
-    recipe = replace(RECIPE, dataset="mine", fold=None, network="scale", regulariser="none")
-    inputs = Inputs(dataset=own, network=lambda shape, classes: Scale())
-    result = perform(recipe, tmp_path, inputs, device="cpu").result
-    assert (result.gains, result.history.max_gain) == ({}, {})
+# --- Data of one's own
 
 
 def test_own_data_are_cross_validated(tmp_path, digits):
-    own = own_data(digits)
+    train, test = ((part.images, part.labels) for part in (digits.train, digits.test))
+    own = data.dataset("mine", train, test)
     recipe = replace(RECIPE, dataset="mine", fold=1, cross_validation=3)
     cut = data.cross_validate(own, 1, 3)
     assert perform(recipe, tmp_path, Inputs(dataset=own), device="cpu").result.fingerprint == cut.fingerprint

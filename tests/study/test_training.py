@@ -27,7 +27,6 @@ from maxgain.study.training import (
     evaluate,
     gains,
     parts,
-    precision_on,
     train,
 )
 
@@ -57,7 +56,7 @@ def test_plain_loop(digits, network, optimiser, schedule):
         else torch.optim.SGD(groups, lr=0.005, momentum=0.9, nesterov=True)
     )
     means = []
-    for epoch, score in enumerate(train(training)):
+    for epoch, (mean_loss, accuracy) in enumerate(train(training)):
         order, losses, hits = training.order.tolist(), [], 0
         for step in range(6):
             for group in plain.param_groups:
@@ -73,8 +72,8 @@ def test_plain_loop(digits, network, optimiser, schedule):
             losses.append(loss.item())
             hits += int((logits.argmax(1) == labels).sum())
         means.append(sum(losses) / 6)
-        assert score.loss == pytest.approx(means[-1], rel=1e-4)
-        assert score.accuracy == hits / 96
+        assert mean_loss == pytest.approx(means[-1], rel=1e-4)
+        assert accuracy == hits / 96
         for name, tensor in model.state_dict().items():
             torch.testing.assert_close(training.model.state_dict()[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
     assert means[-1] < 0.9 * means[0], "the plain loop learned nothing, so it proves nothing"
@@ -217,7 +216,7 @@ def test_cutout_is_off_by_default(digits, cutout, monkeypatch):
 
 
 def test_precision(digits):
-    assert precision_on(CPU, "auto") == "float32"
+    assert Training(RECIPE, digits, CPU).precision == "float32"
     dtypes = {}
     for precision in ("float32", "bfloat16"):
         training = Training(replace(RECIPE, precision=precision), digits, CPU)
@@ -270,13 +269,13 @@ def test_evaluation_is_the_plain_loop():
     model = NETWORKS["cnn"]((1, 8, 8), 10, batchnorm=True, dropout=nn.Dropout)
     model(torch.randn(64, 1, 8, 8))
     model.features.eval()
-    score = evaluate(model, split)[0]
+    loss, accuracy, _ = evaluate(model, split)
     assert (model.training, model.features.training) == (True, False), "modes are not put back"
     exact = NETWORKS["cnn"]((1, 8, 8), 10, batchnorm=True).double().eval()
     exact.load_state_dict({name: tensor.double() for name, tensor in model.state_dict().items()})
     logits = exact(split.images.double() / 127.5 - 1)
-    assert score.loss == pytest.approx(F.cross_entropy(logits, split.labels).item(), rel=1e-5)
-    assert score.accuracy == (logits.argmax(1) == split.labels).double().mean().item()
+    assert loss == pytest.approx(F.cross_entropy(logits, split.labels).item(), rel=1e-5)
+    assert accuracy == (logits.argmax(1) == split.labels).double().mean().item()
 
 
 def test_measuring_in_threads_leaves_the_compiler_on():
@@ -367,7 +366,7 @@ def test_gpu_learns_and_leaves_the_default_generator_alone(digits, monkeypatch, 
     recipe = replace(RECIPE, network="cnn", augment=True, cutout=2, schedule="triangular", regulariser=regulariser)
     with stream_for(device):
         scores = list(train(Training(replace(recipe, epochs=8), digits, device)))
-    assert scores[-1].loss < scores[0].loss
+    assert scores[-1][0] < scores[0][0]
     assert torch.equal(torch.cuda.get_rng_state(), before)
 
 

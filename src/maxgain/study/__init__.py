@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from .data import dataset as dataset
     from .plan import Plan as Plan
     from .recipe import Recipe as Recipe
+    from .result import Inputs as Inputs
+    from .result import Run as Run
     from .result import export as export
     from .result import load as load
-    from .run import Inputs as Inputs
-    from .run import Run as Run
     from .running import Machine as Machine
 
 _HOMES = {
     "compare": "api", "page": "api", "run_plan": "api", "train": "api", "tune": "api", "dataset": "data",
-    "Plan": "plan", "Recipe": "recipe", "Inputs": "run", "Run": "run", "export": "result", "load": "result",
+    "Plan": "plan", "Recipe": "recipe", "Inputs": "result", "Run": "result", "export": "result", "load": "result",
     "Machine": "running",
 }  # fmt: skip
 __all__ = list(_HOMES)

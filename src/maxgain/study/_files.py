@@ -45,7 +45,7 @@ def encode(value: Any) -> bytes:
 
 def decode(content: bytes, kind: type[T]) -> T:
     """The value that `encode` wrote; `ValueError` where the content is none of that kind."""
-    return convert(msgspec.json.decode(content), kind)
+    return msgspec.json.decode(content, type=kind, strict=False)  # which reads "inf" as a number
 
 
 def read_json(path: Path, kind: type[T]) -> T:
@@ -60,26 +60,19 @@ def read_json(path: Path, kind: type[T]) -> T:
 
 def to_builtins(value: Any) -> Any:
     """The value in the types of JSON."""
-    return _finite(msgspec.to_builtins(value))
-
-
-def convert(value: Any, kind: type[T]) -> T:
-    """What `to_builtins` was made of."""
-    return msgspec.convert(value, kind, strict=False)  # which reads "inf" as a number
-
-
-def _finite(value: Any) -> Any:
     match value:
         case float() if math.isnan(value):
             return None
         case float() if math.isinf(value):
             return str(value)
         case dict():
-            return {name: _finite(item) for name, item in value.items()}
+            return {name: to_builtins(item) for name, item in value.items()}
         case list() | tuple():
-            return [_finite(item) for item in value]
-        case _:
+            return [to_builtins(item) for item in value]
+        case str() | int() | float() | None:
             return value
+        case _:
+            return to_builtins(msgspec.to_builtins(value))
 
 
 @contextmanager

@@ -6,9 +6,8 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,26 @@ RETRIES = 4
 
 
 class RayExecutor(Executor):
-    """Submits a run as a Ray task that takes one CPU, and a share of a GPU if there are any."""
+    """Submits runs to the cluster of $RAY_ADDRESS, or to a local one, until `shutdown`.
 
-    def __init__(self, ray: Any, jobs: int | None, device: str) -> None:
+    A run is a task that takes one CPU, and a share of a GPU if there are any.
+    """
+
+    def __init__(self, jobs: int | None, device: str) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise MissingExtraError("engine='ray' needs Ray: pip install 'maxgain[ray]'.") from error
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                ray.init(os.environ.get("RAY_ADDRESS"), log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise RunError(f"cannot use the Ray cluster: {str(error).splitlines()[0]}") from error
         resources = ray.cluster_resources()
         gpus = 0 if device == "cpu" else resources.get("GPU", 0)
-        self.room = int(gpus or resources.get("CPU", 1))
+        self.at_once = jobs or int(gpus or resources.get("CPU", 1))
         share = 0 if not gpus else min(1.0, gpus / (jobs or gpus))
         self.ray = ray
         self.task = ray.remote(num_cpus=1, num_gpus=share, max_retries=RETRIES)(_train)
@@ -53,6 +66,10 @@ class RayExecutor(Executor):
         self.task.remote(sent).future().add_done_callback(done)
         return future
 
+    def shutdown(self, wait: bool = True, **_: Any) -> None:
+        """Leave the cluster."""
+        self.ray.shutdown()
+
 
 def _train(task: Any) -> tuple[Any, dict[str, bytes]]:
     """Train in the run's folder if this node sees it; otherwise in a temporary one, whose files are sent back."""
@@ -63,23 +80,3 @@ def _train(task: Any) -> tuple[Any, dict[str, bytes]]:
         here = replace(task, folder=Path(temporary) / task.folder.name)
         result = here.perform()
         return result, {file.name: file.read_bytes() for file in here.folder.iterdir() if file.name != LOCK}
-
-
-@contextmanager
-def ray_executor(machine: Any) -> Iterator[RayExecutor]:
-    """Connect to the cluster of $RAY_ADDRESS, or start a local one."""
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingExtraError("engine='ray' needs Ray: pip install 'maxgain[ray]'.") from error
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ray.init(os.environ.get("RAY_ADDRESS"), log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise RunError(f"cannot use the Ray cluster: {str(error).splitlines()[0]}") from error
-    try:
-        yield RayExecutor(ray, machine.jobs, machine.device)
-    finally:
-        ray.shutdown()

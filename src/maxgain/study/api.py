@@ -14,7 +14,7 @@ The same call continues what was stopped and trains nothing twice. Progress goes
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,12 +31,10 @@ from .networks import Builder, name_network
 from .plan import Plan, Tuned, make_plan
 from .recipe import RECIPES, Recipe
 from .report import build_page
-from .result import Metrics, Result
-from .run import Inputs, Run
+from .result import Inputs, Metrics, Result, Run, read_data
 from .run import perform as perform_run
-from .running import Machine, reused_workers, run_missing
-from .sentences import counted
-from .tuning import Tuning, open_parts
+from .running import Machine, Runner
+from .tuning import Tuning
 
 RUNS, TUNING, COMPARISON = "runs", "tuning", "comparison.json"
 log = logging.getLogger("maxgain.study")
@@ -96,7 +94,10 @@ def train(
         log.info("epoch %d%s", line.epoch, loss, extra={"done": line.epoch, "total": recipe.epochs})
 
     folder = Path(out) if out else Path("runs") / recipe.title
-    return perform_run(recipe, folder, inputs, device=device, on_epoch=report)
+    try:
+        return perform_run(recipe, folder, inputs, device=device, on_epoch=report)
+    finally:
+        read_data.cache_clear()
 
 
 def tune(
@@ -128,18 +129,11 @@ def tune(
         **settings: Fields of the recipe to change.
     """
     recipe, inputs = _recipe(data, network, root, settings)
-    machine = machine or Machine()
     folder = Path(out) if out else Path("runs") / f"tune-{recipe.name}-{regulariser}"
     recipe = replace(recipe, regulariser=regulariser)
-    _expect_tunable([regulariser], None, grid)
-
-    with reused_workers() as workers:
-        perform = partial(run_missing, machine=machine, inputs=inputs, test=False, workers=workers)
-
-        def run(recipes: Sequence[Recipe]) -> list[Result]:
-            return list(_reported(perform(recipes, folder / TUNING), len(recipes), "tuning"))
-
-        tuned = tuning.tune(recipe, run, by, grid=grid, budget=budget, at_once=machine.at_once)
+    with Runner(machine, inputs) as runner:
+        run = partial(runner.run, folder=folder / TUNING, test=False, what="tuning")
+        tuned = tuning.tune(recipe, run, by, grid=grid, budget=budget, at_once=runner.machine.at_once)
     choice = tuning.Choice(tuned.best, by, tuning.RULES[by], tuple(result.key for result in tuned.results))
     _files.write_json(folder / tuning.FILE, choice)
     return replace(tuned, folder=folder)
@@ -186,7 +180,6 @@ def compare(
     """
     settings.setdefault("train_on", "train+validation")
     recipe, inputs = _recipe(data, network, root, settings)
-    machine = machine or Machine()
     folder = Path(out) if out else Path("runs") / f"compare-{recipe.name}"
     plan = make_plan(
         recipe,
@@ -201,7 +194,6 @@ def compare(
         rope=rope,
         decide_by=decide_by,
     )
-    _expect_tunable(rows, tuned, grid)
     return run_plan(plan, folder, inputs=inputs, machine=machine, shard=shard)
 
 
@@ -211,13 +203,12 @@ def run_plan(
     """Choose the plan's open numbers, train what is missing of it in `folder`, and compare."""
     if shard is not None:
         plan = replace(plan, units=_part(plan.units, shard))
-    with reused_workers() as workers:
-        run = partial(run_missing, machine=machine, inputs=inputs, workers=workers, shared=shard is not None)
+    with Runner(machine, inputs, shared=shard is not None) as runner:
         if plan.tuned is not None:
-            plan = _choose(plan, folder, partial(run, folder=folder / TUNING, test=False), machine or Machine())
+            plan = _choose(plan, folder / TUNING, runner)
         recipes = [recipe for unit in zip(*map(plan.recipes, plan.rows), strict=True) for recipe in unit]
         results: list[Result] = []
-        for result in _reported(run(recipes, folder / RUNS), len(recipes), "comparing"):
+        for result in runner.run(recipes, folder / RUNS, what="comparing"):
             if not results and shard is None:  # not before: a plan whose data cannot be read is no comparison
                 plan.write(folder)
             results.append(result)
@@ -233,17 +224,17 @@ def page(folder: str | Path, out: str | Path = "report.html") -> Path:
     return Path(out)
 
 
-def _choose(plan: Plan, folder: Path, perform: Callable[..., Iterator[Result]], machine: Machine) -> Plan:
+def _choose(plan: Plan, folder: Path, runner: Runner) -> Plan:
     """The plan with the numbers that tuning chose for each row and fold; seeds share one choice."""
     assert plan.tuned is not None
-    rows = [row for row in plan.rows if tunable(row, plan.tuned)]
     groups = [plan.units] if plan.over == "seed" else [(unit,) for unit in plan.units]
+    rows = [row for row in plan.rows if plan.tunable(row)]
     known: dict[str, Result] = {}
 
     def run(recipes: Sequence[Recipe]) -> list[Result]:
         missing = [recipe for recipe in recipes if recipe.key not in known]
-        found = _reported(perform(missing), len(missing), "tuning")
-        known.update((result.recipe.key, result) for result in found)
+        for result in runner.run(missing, folder, test=False, what="tuning"):
+            known[result.recipe.key] = result
         return [known[recipe.key] for recipe in recipes]
 
     asked = {(row, units): replace(plan.at(units[0])[0], regulariser=row) for units in groups for row in rows}
@@ -252,29 +243,15 @@ def _choose(plan: Plan, folder: Path, perform: Callable[..., Iterator[Result]], 
     numbers: dict[str, dict[int, dict[str, float]]] = {row: {} for row in rows}
     counts: dict[str, int] = {}
     for (row, units), recipe in asked.items():
+        grid = {name: values for name, values in plan.grid.items() if name in plan.tunable(row)}
         try:
-            chosen = tuning.tune(recipe, run, plan.tuned, grid=plan.grid, budget=plan.budget, at_once=machine.at_once)
+            chosen = tuning.tune(recipe, run, plan.tuned, grid=grid, budget=plan.budget, at_once=runner.machine.at_once)
         except RunError as error:
             log.warning("%s keeps its default numbers: %s", row, error)
             continue
         numbers[row] |= dict.fromkeys(units, chosen.numbers)
         counts[row] = len(chosen.results)
     return replace(plan, numbers=numbers, tuning_runs=counts)
-
-
-def tunable(row: str, by: Tuned) -> bool:
-    """Whether this kind of tuning chooses anything in a row."""
-    return any(by != "early" or part.row.name == "maxgain" for part in open_parts(row))
-
-
-def _expect_tunable(rows: Sequence[str], by: Tuned | None, grid: Mapping[str, Sequence[float]] | None) -> None:
-    if by and not any(tunable(row, by) for row in rows):
-        raise RecipeError(
-            f"no row leaves a number open for {by} to choose: write maxgain, not maxgain=2.", field="rows"
-        )
-    names = {part.row.name for row in rows for part in open_parts(row)}
-    if unknown := sorted(set(grid or {}) - names):
-        raise RecipeError(f"no row leaves {unknown[0]!r} open, so its grid has no use.", field="grid")
 
 
 def _part(units: Sequence[int], shard: str) -> tuple[int, ...]:
@@ -285,16 +262,6 @@ def _part(units: Sequence[int], shard: str) -> tuple[int, ...]:
     if not part:
         raise RecipeError(f"there are only {len(units)} folds or seeds, so {shard} is empty.", field="shard")
     return part
-
-
-def _reported(results: Iterable[Result], total: int, what: str) -> Iterator[Result]:
-    if total:
-        log.info("%s: %s", what, counted(total, "run"), extra={"done": 0, "total": total})
-    for done, result in enumerate(results, start=1):
-        outcome = "done" if result.status == "ok" else f"failed: {result.error}"
-        name = result.recipe.title
-        log.info("%s: %d of %d runs, %s %s", what, done, total, name, outcome, extra={"done": done, "total": total})
-        yield result
 
 
 def _recipe(

@@ -17,8 +17,7 @@ from maxgain.errors import MissingExtraError
 
 from . import _files, sentences, statistics
 from .plan import Plan
-from .recipe import Recipe
-from .regularisers import parse, short_name, spell
+from .recipe import Recipe, parse, short_name, spell
 from .result import Result
 from .sentences import counted, p_value, percent, signed
 from .statistics import Difference, Scores, Verdict

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -37,18 +36,6 @@ def gaussian_noise(x: Tensor, variance: float | Tensor, drawn: Tensor) -> Tensor
     return torch.addcmul(x, x, torch.randn_like(drawn) * variance**0.5)
 
 
-def concrete_noise(x: Tensor, logit: Tensor, drawn: Tensor) -> Tensor:
-    """x·(1 - z) / (1 - p), where p = σ(logit) and z ≈ 1 with probability p, one for each element of ``drawn``.
-
-    z = σ((logit + log u - log(1 - u)) / t) with u ~ U(0, 1) and a small temperature t: nearly a Bernoulli variable, but
-    one through which the gradient of p flows.
-    """
-    # In half precision u has too few values near 0 and 1 for a small p to be drawn with the right frequency.
-    uniform = torch.rand_like(drawn, dtype=torch.float32)
-    keep = torch.sigmoid(-(logit + uniform.logit()) / TEMPERATURE)
-    return x * (keep / torch.sigmoid(-logit)).to(x.dtype)
-
-
 def log_uniform_kl(log_alpha: Tensor) -> Tensor:
     """KL(N(1, α) ‖ p) for the prior p(log|s|) ∝ 1, up to a constant: the cubic fit of Kingma et al., for α ≤ 1."""
     alpha = log_alpha.exp()
@@ -70,10 +57,6 @@ class GaussianDropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Noisy x in training, x otherwise."""
         return gaussian_noise(x, self.variance, x) if self.training else x
-
-    def extra_repr(self) -> str:
-        """What a printed network shows of it."""
-        return f"variance={self.variance:.4g}"
 
 
 class LearnedNoise(nn.Module, ABC):
@@ -116,13 +99,20 @@ class VariationalDropout(LearnedNoise):
 class ConcreteDropout(LearnedNoise):
     """Dropout whose rate p is learned by gradient descent through a concrete relaxation of the Bernoulli mask.
 
-    Before a convolution it is the authors' spatial variant: a mask of whole channels. For a layer with K inputs and
-    weights W, ``kl`` is ½·‖W‖² / (1 - p) - K·H(p), where H is the entropy of the mask and N(0, 1) a weight's prior.
+    x is multiplied by (1 - z) / (1 - p), where z = σ((logit + log u - log(1 - u)) / t) with u ~ U(0, 1) and a small
+    temperature t: nearly a Bernoulli variable, but one through which the gradient of p flows. Before a convolution it
+    is the authors' spatial variant: a mask of whole channels. For a layer with K inputs and weights W, ``kl`` is
+    ½·‖W‖² / (1 - p) - K·H(p), where H is the entropy of the mask and N(0, 1) a weight's prior.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """Noisy x in training, x otherwise."""
-        return concrete_noise(x, self.logit[0], per_channel(x)) if self.training else x
+        if not self.training:
+            return x
+        # In half precision u has too few values near 0 and 1 for a small p to be drawn with the right frequency.
+        uniform, logit = torch.rand_like(per_channel(x), dtype=torch.float32), self.logit[0]
+        keep = torch.sigmoid(-(logit + uniform.logit()) / TEMPERATURE)
+        return x * (keep / torch.sigmoid(-logit)).to(x.dtype)
 
     def kl(self, layer: Fed) -> Tensor:
         """The weight term less the entropy of the masks."""
@@ -134,23 +124,18 @@ class ConcreteDropout(LearnedNoise):
 def noise_penalty(model: nn.Module, instances: int) -> Tensor:
     """Σ KL / instances: what learned noise adds to a loss that is a mean over a training set of ``instances``."""
     total = torch.zeros((), device=next(model.parameters()).device)
-    for noise, layer in _fed_layers(model):
-        total = total + noise.kl(layer)
-    return total / instances
-
-
-def _fed_layers(model: nn.Module) -> Iterator[tuple[LearnedNoise, Fed]]:
-    """Each learned noise of the model with the layer that follows it in the order of modules."""
     waiting: dict[str, LearnedNoise] = {}
-    for name, module in model.named_modules():
+    for name, module in model.named_modules():  # in whose order a noise feeds the layer that follows it
         if isinstance(module, LearnedNoise):
             waiting[name] = module
         elif isinstance(module, Fed):
-            yield from ((noise, module) for noise in waiting.values())
+            for noise in waiting.values():
+                total = total + noise.kl(module)
             waiting.clear()
     if waiting:
         name = next(iter(waiting))
         raise RegulariserError(f"no convolution or dense layer follows the learned noise {name!r}; move or remove it.")
+    return total / instances
 
 
 def _inputs(layer: Fed) -> int:

@@ -8,7 +8,6 @@ from He-normal weights (fan-in) and zero biases.
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -36,38 +35,28 @@ BLOCK_RATE = 0.3
 class Builder(Protocol):
     """What makes a network; one's own may leave out the arguments that it does not support."""
 
-    def __call__(
-        self, shape: Shape = ..., classes: int = ..., *, batchnorm: bool = ..., dropout: Noise | None = ...
-    ) -> nn.Module:
+    def __call__(self, shape: Shape, classes: int, *, batchnorm: bool = ..., dropout: Noise | None = ...) -> nn.Module:
         """A freshly initialised network that maps images of ``shape`` to one logit per class."""
 
 
-def vgg19(
-    shape: Shape = (3, 32, 32), classes: int = 10, *, batchnorm: bool = False, dropout: Noise | None = None
-) -> nn.Module:
+def vgg19(shape: Shape, classes: int, *, batchnorm: bool = False, dropout: Noise | None = None) -> nn.Module:
     """VGG-19 for small images: 16 convolutions in five stages, then fc 512, 512 and ``classes``."""
     stages = ((2, 64), (2, 128), (4, 256), (4, 512), (4, 512))
     return _vgg(shape, stages, (512, 512, classes), batchnorm, dropout)
 
 
-def svhn_vgg(
-    shape: Shape = (3, 32, 32), classes: int = 10, *, batchnorm: bool = False, dropout: Noise | None = None
-) -> nn.Module:
+def svhn_vgg(shape: Shape, classes: int, *, batchnorm: bool = False, dropout: Noise | None = None) -> nn.Module:
     """The paper's VGG for SVHN: eight convolutions in four stages, then fc 512, 512 and ``classes``."""
     stages = ((2, 64), (2, 128), (2, 192), (2, 256))
     return _vgg(shape, stages, (512, 512, classes), batchnorm, dropout)
 
 
-def cnn(
-    shape: Shape = (1, 8, 8), classes: int = 10, *, batchnorm: bool = False, dropout: Noise | None = None
-) -> nn.Module:
+def cnn(shape: Shape, classes: int, *, batchnorm: bool = False, dropout: Noise | None = None) -> nn.Module:
     """A small VGG: four convolutions in two stages, then fc 128 and ``classes``."""
     return _vgg(shape, ((2, 32), (2, 64)), (128, classes), batchnorm, dropout)
 
 
-def mlp(
-    shape: Shape = (1, 8, 8), classes: int = 10, *, batchnorm: bool = False, dropout: Noise | None = None
-) -> nn.Module:
+def mlp(shape: Shape, classes: int, *, batchnorm: bool = False, dropout: Noise | None = None) -> nn.Module:
     """Two hidden layers of 256 units, each followed by batch norm and dropout."""
     channels, height, width = shape
     widths = (channels * height * width, 256, 256, classes)
@@ -76,8 +65,8 @@ def mlp(
 
 
 def wrn(
-    shape: Shape = (3, 32, 32),
-    classes: int = 10,
+    shape: Shape,
+    classes: int,
     *,
     batchnorm: bool = False,
     dropout: Noise | None = None,
@@ -207,7 +196,6 @@ def own_network(
     name = _called(network)
     wanted = ({"batchnorm": True} if batchnorm else {}) | ({"dropout": dropout} if dropout else {})
     try:
-        inspect.signature(network).bind(shape, classes, **wanted)
         made = network(shape, classes, **wanted)
         if not isinstance(made, nn.Module):
             raise TypeError(f"it returned a {type(made).__name__}, not a module")

@@ -11,8 +11,7 @@ from maxgain.errors import RecipeError
 
 from . import _files
 from ._names import unknown
-from .recipe import Recipe, to_json
-from .regularisers import fill, parse, spell, with_defaults
+from .recipe import Recipe, fill, open_parts, parse, spell, to_json, with_defaults
 
 FILE = "plan.json"
 SEEDS_APART = 1000
@@ -64,6 +63,13 @@ class Plan:
         for name in ("budget", "grid"):
             if getattr(self, name) and self.tuned is None:
                 raise RecipeError(f"{name} is for tuning: choose how with tuned.", field=name)
+        names = set[str]().union(*map(self.tunable, self.rows))
+        if unused := sorted(self.grid.keys() - names):
+            raise RecipeError(f"no row leaves {unused[0]!r} open, so its grid has no use.", field="grid")
+        if self.tuned and not names:
+            raise RecipeError(
+                f"no row leaves a number open for {self.tuned} to choose: write maxgain, not maxgain=2.", field="rows"
+            )
         if strange := sorted({row for pair in self.contrasts for row in pair} - set(self.rows)):
             raise RecipeError(
                 f"a contrast names {strange[0]!r}, which is not one of {', '.join(self.rows)}.", field="contrasts"
@@ -84,6 +90,11 @@ class Plan:
         if self.over == "seed" or folds is None:
             return 0.0
         return 1 / (folds - (1 if self.recipe.train_on == "train+validation" else 2))
+
+    def tunable(self, row: str) -> set[str]:
+        """The regularisers of a row whose numbers tuning chooses."""
+        names = {part.row.name for part in open_parts(row)}
+        return names & {"maxgain"} if self.tuned == "early" else names
 
     def unit(self, recipe: Recipe) -> int:
         """The fold or seed that a run belongs to."""
@@ -141,21 +152,22 @@ def make_plan(
             raise RecipeError(f"{name} must be at least 1, not {count}.", field=name)
     if isinstance(rows, str):
         raise RecipeError("rows must be several texts, such as ['none', 'maxgain'].", field="rows")
-    _expect_different(rows, settings.get("tuned") is not None)
-    pairing: dict[str, Any]
+    spellings: dict[str, str] = {}
+    for row in rows:
+        parts = parse(row)
+        spelling = spell(parts if settings.get("tuned") else with_defaults(parts))  # a tuned number is not the default
+        if spelling in spellings:
+            raise RecipeError(f"{spellings[spelling]} and {row} are the same regulariser.", field="rows")
+        spellings[spelling] = row
     if folds is None:
-        units = range(recipe.seed, recipe.seed + (seeds or 0))
-        pairing = {"over": "seed", "units": tuple(units)}
-    elif own_folds > 1:
-        if folds > own_folds:
-            raise RecipeError(f"{recipe.dataset} has {own_folds} folds, not {folds}.", field="folds")
-        pairing = {"over": "fold", "units": tuple(range(folds)), "repeats": seeds or 1}
-        recipe = replace(recipe, fold=0)
+        pairing: dict[str, Any] = {"over": "seed", "units": tuple(range(recipe.seed, recipe.seed + (seeds or 0)))}
     else:
-        if folds < 3:
+        if own_folds > 1 and folds > own_folds:
+            raise RecipeError(f"{recipe.dataset} has {own_folds} folds, not {folds}.", field="folds")
+        if own_folds == 1 and folds < 3:
             raise RecipeError(f"cross-validation needs at least 3 folds, not {folds}.", field="folds")
+        recipe = replace(recipe, fold=0, cross_validation=folds if own_folds == 1 else None)
         pairing = {"over": "fold", "units": tuple(range(folds)), "repeats": seeds or 1}
-        recipe = replace(recipe, fold=0, cross_validation=folds)
     pairs = parse_contrasts(contrasts, rows) or tuple((row, rows[0]) for row in rows[1:])
     return Plan(recipe=recipe, rows=tuple(rows), contrasts=pairs, **pairing, **settings)
 
@@ -190,14 +202,3 @@ def _matched(rows: Sequence[str]) -> list[Pair]:
     if not pairs:
         raise RecipeError("'matched' needs a pair like dropout and maxgain+dropout.", field="contrasts")
     return pairs
-
-
-def _expect_different(rows: Sequence[str], is_tuned: bool) -> None:
-    """Refuse two spellings of one regulariser; a number that is tuned is not the default."""
-    seen: dict[str, str] = {}
-    for row in rows:
-        parts = parse(row)
-        spelling = spell(parts if is_tuned else with_defaults(parts))
-        if spelling in seen:
-            raise RecipeError(f"{seen[spelling]} and {row} are the same regulariser.", field="rows")
-        seen[spelling] = row

@@ -1,4 +1,7 @@
-"""Recipes: what a training run computes, as one frozen row of settings."""
+"""Recipes: what a training run computes, as one frozen row of settings, with its regularisers in one text.
+
+A text names regularisers as the paper does: ``maxgain+batchnorm+dropout``.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,118 @@ import dataclasses
 import hashlib
 import json
 import math
-from dataclasses import MISSING, dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import MISSING, dataclass, replace
+from itertools import permutations, product
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from maxgain.errors import RecipeError
+import msgspec
+
+from maxgain.errors import RecipeError, RegulariserError
 
 from . import _files
 from ._names import Table, unknown
-from .regularisers import Chosen, parse, spell, with_defaults
+from .regularisers import REGULARISERS, Regulariser
 
 PEAK = 0.2
 """The share of a triangular schedule in which the learning rate rises."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A regulariser with its number; None where it has none, or where the text leaves it open."""
+
+    row: Regulariser
+    value: float | None
+
+    @property
+    def number(self) -> float:
+        """The number of a regulariser that has one; NaN otherwise."""
+        return math.nan if self.value is None else self.value
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a number to choose."""
+        return self.value is None and self.row.parameter is not None
+
+
+def parse(text: str) -> tuple[Chosen, ...]:
+    """The regularisers in a text like ``maxgain=2+batchnorm``, in the order of the table whatever the text's."""
+    chosen = []
+    for part in map(str.strip, text.split("+")):
+        name, equals, number = part.partition("=")
+        row, value = REGULARISERS[name.strip()], None
+        if equals:
+            try:
+                value = float(number)
+            except ValueError:
+                value = math.nan
+            if row.parameter is None:
+                raise RegulariserError(f"{row.name} takes no number, but got {part!r}.", field="regulariser")
+            if not row.valid(value):
+                raise RegulariserError(
+                    f"{number!r} is no {row.parameter} for {row.name} (default {row.default:g}).", field="regulariser"
+                )
+        chosen.append(Chosen(row, value))
+    order = list(REGULARISERS)
+    chosen.sort(key=lambda choice: order.index(choice.row.name))
+    if len({choice.row.name for choice in chosen}) < len(chosen):
+        raise RegulariserError(f"{text} names a regulariser twice.", field="regulariser")
+    for (one, other), (is_one, is_other, why) in product(permutations(chosen, 2), _CONFLICTS):
+        if is_one(one.row) and is_other(other.row):
+            raise RegulariserError(
+                f"{text}: {one.row.name} and {other.row.name} {why}; choose one.", field="regulariser"
+            )
+    return tuple(chosen)
+
+
+_Kind = Callable[[Regulariser], object]
+_CONFLICTS: tuple[tuple[_Kind, _Kind, str], ...] = (
+    (lambda row: row.name == "none", lambda row: True, "exclude each other"),
+    (lambda row: row.noise, lambda row: row.noise, "both put noise in the same places"),
+    (lambda row: row.prepare, lambda row: row.prepare, "both reparametrise the same weights"),
+    (lambda row: row.constrain, lambda row: row.prepare, "both change the same weights"),
+    (lambda row: row.needs_input_gradient, lambda row: row.batchnorm, "do not mix: batch norm mixes the images"),
+)
+"""Pairs of kinds that cannot stand in one text, and why."""
+
+
+def open_parts(text: str) -> list[Chosen]:
+    """The regularisers in a text whose numbers are left open."""
+    return [choice for choice in parse(text) if choice.is_open]
+
+
+def with_defaults(chosen: Iterable[Chosen]) -> tuple[Chosen, ...]:
+    """The same regularisers, open numbers at their defaults."""
+    return tuple(replace(choice, value=choice.row.default) if choice.value is None else choice for choice in chosen)
+
+
+def spell(chosen: Iterable[Chosen]) -> str:
+    """The one spelling of these regularisers; `parse` reads every number back as the same one."""
+    return "+".join(
+        choice.row.name
+        if choice.value is None
+        else f"{choice.row.name}={float(choice.value)!r}".removesuffix(".0").replace("e+", "e")
+        for choice in chosen
+    )
+
+
+def fill(text: str, numbers: Mapping[str, float]) -> str:
+    """The text with these numbers, by regulariser, where it leaves them open."""
+    return spell(
+        replace(choice, value=numbers[choice.row.name]) if choice.is_open and choice.row.name in numbers else choice
+        for choice in parse(text)
+    )
+
+
+def short_name(text: str, typed: Collection[str] = ()) -> str:
+    """The text without factors of 1, except for the regularisers in `typed`."""
+    return spell(
+        replace(choice, value=None)
+        if choice.row.parameter == "factor" and choice.value == 1 and choice.row.name not in typed
+        else choice
+        for choice in parse(text)
+    )
 
 
 @dataclass(frozen=True)
@@ -73,30 +177,29 @@ class Recipe:
     """precision of the forward pass; 'auto' is bfloat16 on GPUs that support it"""
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "decay"):
-            self._expect(name, "positive and finite", 0 < getattr(self, name) < math.inf)
-        for name in ("epochs", "batch_size"):
-            self._expect(name, "at least 1", getattr(self, name) >= 1)
-        self._expect("milestones", "epochs from 0", all(epoch >= 0 for epoch in self.milestones))
-        self._expect("weight_decay", "finite and not negative", 0 <= self.weight_decay < math.inf)
-        self._expect("cutout", "0 or more pixels", self.cutout >= 0)
-        for name in ("label_smoothing", "label_noise"):
-            self._expect(name, "at least 0 and below 1", 0 <= getattr(self, name) < 1)
-        self._expect("p", "a number from 1 to inf", self.p >= 1)
-        self._expect("seed", f"from 0 to {2**32 - 1}", 0 <= self.seed < 2**32)
-        if self.cross_validation is not None:
-            self._expect("cross_validation", "at least 3 folds", self.cross_validation >= 3)
-            self._expect("fold", "given with cross_validation", self.fold is not None)
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise RecipeError(unknown(name, getattr(self, name), choices), field=name)
-        if self.batch_size == 1 and any(choice.row.batchnorm for choice in self.chosen):
+        for name, holds, what in (
+            ("learning_rate", 0 < self.learning_rate < math.inf, "positive and finite"),
+            ("epochs", self.epochs >= 1, "at least 1"),
+            ("batch_size", self.batch_size >= 1, "at least 1"),
+            ("milestones", all(epoch >= 0 for epoch in self.milestones), "epochs from 0"),
+            ("decay", 0 < self.decay < math.inf, "positive and finite"),
+            ("weight_decay", 0 <= self.weight_decay < math.inf, "finite and not negative"),
+            ("cutout", self.cutout >= 0, "0 or more pixels"),
+            ("label_smoothing", 0 <= self.label_smoothing < 1, "at least 0 and below 1"),
+            ("label_noise", 0 <= self.label_noise < 1, "at least 0 and below 1"),
+            ("p", self.p >= 1, "a number from 1 to inf"),
+            ("seed", 0 <= self.seed < 2**32, f"from 0 to {2**32 - 1}"),
+            ("cross_validation", self.cross_validation is None or self.cross_validation >= 3, "at least 3 folds"),
+            ("fold", self.cross_validation is None or self.fold is not None, "given with cross_validation"),
+        ):
+            if not holds:
+                raise RecipeError(f"{name} must be {what}, not {getattr(self, name)}.", field=name)
+        if any(choice.row.batchnorm for choice in self.chosen) and self.batch_size == 1:
             raise RecipeError("batchnorm needs a batch_size of at least 2.", field="batch_size")
         object.__setattr__(self, "regulariser", spell(parse(self.regulariser)))
-
-    def _expect(self, name: str, what: str, holds: bool) -> None:
-        if not holds:
-            raise RecipeError(f"{name} must be {what}, not {getattr(self, name)}.", field=name)
 
     @property
     def chosen(self) -> tuple[Chosen, ...]:
@@ -123,14 +226,14 @@ class Recipe:
     @property
     def key(self) -> str:
         """A hash of what the recipe computes: its name and spelling do not matter, nor do fields at their default."""
-        content = to_json(self)
-        del content["name"]
-        if self.gamma is None:
-            content["include"] = []  # which only maxgain reads
+        ignored = ("name",) if self.gamma is not None else ("name", "include")  # include is for maxgain alone
+        content = {name: value for name, value in to_json(self).items() if name not in ignored}
         defaults = {field.name: field.default for field in dataclasses.fields(self) if field.default is not MISSING}
         plain = _files.to_builtins(defaults)
         decisive = {
-            name: _as_int(value) for name, value in content.items() if name not in plain or plain[name] != value
+            name: int(value) if isinstance(value, float) and value.is_integer() else value  # 2.0 is 2
+            for name, value in content.items()
+            if name not in plain or plain[name] != value
         }
         text = json.dumps(decisive, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -179,14 +282,9 @@ def to_json(recipe: Recipe) -> dict[str, Any]:
 
 def from_json(content: dict[str, Any]) -> Recipe:
     """The recipe that `to_json` wrote."""
-    return _files.convert(content, Recipe)
+    return msgspec.convert(content, Recipe, strict=False)  # which reads "inf" as a number
 
 
 def run_key(recipe: Recipe, fingerprint: str) -> str:
     """A hash of what a run computes, and of the data that it computes it on."""
     return hashlib.sha256(f"{recipe.key} {fingerprint}".encode()).hexdigest()[:16]
-
-
-def _as_int(value: Any) -> Any:
-    """2.0 as 2, so that both make the same key."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,10 +1,10 @@
-"""Regularisers, one row each, and their combinations as the paper writes them: ``maxgain+batchnorm+dropout``."""
+"""Regularisers, one row each."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -65,10 +65,6 @@ class Regulariser:
     about: str = ""
 
 
-def _maxgain(model: nn.Module, gamma: float, *, p: float, include: tuple[str, ...]) -> MaxGain:
-    return MaxGain(model, gamma, p=p, include=include or None)
-
-
 def _lipschitz(norm: float) -> Constrain:
     return lambda model, bound, **_: Lipschitz(model, bound, p=norm)
 
@@ -89,16 +85,11 @@ def _gradient_penalty(batch: Batch, weight: float) -> Tensor:
     return weight * (slopes - 1).square().mean()
 
 
-def _is_factor(factor: float) -> bool:
-    return 0 < factor * max(CONV_RATE, DENSE_RATE, BLOCK_RATE) < 1
-
-
-FACTOR = "factor"
 _noise = partial(
     Regulariser,
-    parameter=FACTOR,
+    parameter="factor",
     default=1.0,
-    valid=_is_factor,
+    valid=lambda factor: 0 < factor * max(CONV_RATE, DENSE_RATE, BLOCK_RATE) < 1,
     search=(0.2, 1.6),
     grid=(1, 0.5, 1.5, 0.75, 1.25, 0.25, 1.6, 0.35, 0.6, 0.9, 1.1, 1.4),
 )
@@ -111,7 +102,7 @@ _ROWS = (
         default=2.0,
         search=(1.0, 8.0),
         grid=(2, 1.5, 3, 1.25, 4, 2.5, 1.75, 6, 1, 8, 5, 3.5),
-        constrain=_maxgain,
+        constrain=lambda model, gamma, *, p, include: MaxGain(model, gamma, p=p, include=include or None),
         about="""After each step, divides the weight of every layer whose largest gain ‖Wx‖ / ‖x‖ on the batch exceeded
         gamma by the excess.
         Gouk, Pfahringer, Frank, Cree: MaxGain: Regularisation of neural networks by constraining activation
@@ -234,114 +225,3 @@ _ROWS = (
     ),
 )
 REGULARISERS = Table("regulariser", RegulariserError, {row.name: row for row in _ROWS})
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """A regulariser with its number; None where it has none, or where the text leaves it open."""
-
-    row: Regulariser
-    value: float | None
-
-    @property
-    def number(self) -> float:
-        """The number of a regulariser that has one; NaN otherwise."""
-        return math.nan if self.value is None else self.value
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there is a number to choose."""
-        return self.value is None and self.row.parameter is not None
-
-
-def parse(text: str) -> tuple[Chosen, ...]:
-    """The regularisers in a text like ``maxgain=2+batchnorm``, in the order of the table whatever the text's."""
-    chosen = []
-    for part in map(str.strip, text.split("+")):
-        name, equals, number = part.partition("=")
-        row, value = REGULARISERS[name.strip()], None
-        if equals:
-            if row.parameter is None:
-                raise _refusal(f"{row.name} takes no number, but got {part!r}.")
-            try:
-                value = float(number)
-            except ValueError:
-                value = math.nan
-            if not row.valid(value):
-                raise _refusal(f"{number!r} is no {row.parameter} for {row.name} (default {row.default:g}).")
-        chosen.append(Chosen(row, value))
-    _refuse_nonsense(chosen)
-    order = list(REGULARISERS)
-    return tuple(sorted(chosen, key=lambda choice: order.index(choice.row.name)))
-
-
-def with_defaults(chosen: Iterable[Chosen]) -> tuple[Chosen, ...]:
-    """The same regularisers, open numbers at their defaults."""
-    return tuple(replace(choice, value=choice.row.default) if choice.value is None else choice for choice in chosen)
-
-
-def spell(chosen: Iterable[Chosen]) -> str:
-    """The one spelling of these regularisers; `parse` reads every number back as the same one."""
-    return "+".join(
-        choice.row.name
-        if choice.value is None
-        else f"{choice.row.name}={float(choice.value)!r}".removesuffix(".0").replace("e+", "e")
-        for choice in chosen
-    )
-
-
-def fill(text: str, numbers: Mapping[str, float]) -> str:
-    """The text with these numbers, by regulariser, where it leaves them open."""
-    return spell(
-        replace(choice, value=numbers[choice.row.name]) if choice.is_open and choice.row.name in numbers else choice
-        for choice in parse(text)
-    )
-
-
-def short_name(text: str, typed: Collection[str] = ()) -> str:
-    """The text without factors of 1, except for the regularisers in `typed`."""
-    return spell(
-        replace(choice, value=None)
-        if choice.row.parameter == FACTOR and choice.value == 1 and choice.row.name not in typed
-        else choice
-        for choice in parse(text)
-    )
-
-
-def noise_for(chosen: Iterable[Chosen]) -> Noise | None:
-    """What makes the noise layer of each place from the paper's rate there; None without noise."""
-    for choice in chosen:
-        if choice.row.noise is not None:
-            return partial(_scaled_noise, choice.row.noise, choice.number)
-    return None
-
-
-def _scaled_noise(noise: Noise, factor: float, rate: float) -> nn.Module:
-    return noise(factor * rate)
-
-
-def _refuse_nonsense(chosen: Sequence[Chosen]) -> None:
-    """Raise where a combination has no meaning."""
-    names = [choice.row.name for choice in chosen]
-    text = "+".join(names)
-    noise = [choice.row.name for choice in chosen if choice.row.noise]
-    slopes = [choice.row.name for choice in chosen if choice.row.needs_input_gradient]
-    norms = [choice.row.name for choice in chosen if choice.row.batchnorm]
-    prepared = [choice.row.name for choice in chosen if choice.row.prepare]
-    constrained = [choice.row.name for choice in chosen if choice.row.constrain]
-    if len(set(names)) < len(names):
-        raise _refusal(f"{text} names a regulariser twice.")
-    if "none" in names and len(names) > 1:
-        raise _refusal(f"{text}: 'none' stands alone.")
-    if len(noise) > 1:
-        raise _refusal(f"{text}: {' and '.join(noise)} both put noise in the same places; choose one.")
-    if slopes and norms:
-        raise _refusal(f"{text}: {slopes[0]} needs per-image gradients, but {norms[0]} mixes the batch; choose one.")
-    if len(prepared) > 1:
-        raise _refusal(f"{text}: {' and '.join(prepared)} both reparametrise the same weights; choose one.")
-    if prepared and constrained:
-        raise _refusal(f"{text}: {constrained[0]} scales weights that {prepared[0]} reparametrises; choose one.")
-
-
-def _refusal(message: str) -> RegulariserError:
-    return RegulariserError(message, field="regulariser")

@@ -1,31 +1,53 @@
-"""What a run came to: its result, how files hold results, and which code made it."""
+"""What a run's folder holds: the records in its files, and the run that is read from them."""
 
 from __future__ import annotations
 
-import os
-import shlex
-import subprocess
-import sys
-from collections.abc import Iterable, Sequence
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+import safetensors.torch
+import torch
+from torch import nn
 
-import maxgain
-from maxgain.errors import FileError
+from maxgain import measure_gains, operator_norms
+from maxgain.errors import DataError, FileError, RecipeError
+from maxgain.lipschitz.norms import NormReport
+from maxgain.measure import GainReport
 
 from . import _files
+from . import data as datasets
+from .data import Dataset, Split
+from .networks import NETWORKS, Builder
 from .recipe import Recipe
+from .training import EVALUATION_BATCH, build_model, to_float
 
-RESULT = "result.json"
+CONFIG, METRICS, RESULT, WEIGHTS = "config.json", "metrics.jsonl", "result.json", "model.safetensors"
 GAIN_EPOCHS = 10
 """How many epochs of gains a result keeps; metrics.jsonl has all of them."""
 
 Number = float | None
 Quantiles = tuple[Number, Number, Number, Number, Number]
 """Minimum, quartiles and maximum; None where no gain is finite."""
+
+
+class Config(msgspec.Struct, kw_only=True):
+    """What a run's folder was begun for."""
+
+    recipe: Recipe
+    fingerprint: str
+    shape: tuple[int, int, int]
+    classes: int
+    device: str
+    threads: int
+    test: bool
+    data: str = ""
+    """The folder of the data sets."""
 
 
 class Metrics(msgspec.Struct, kw_only=True):
@@ -122,6 +144,116 @@ class Result(msgspec.Struct, kw_only=True, omit_defaults=True):
     command: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The data and the network that a recipe names, or one's own."""
+
+    root: Path | None = None
+    """folder of the data sets (default: $MAXGAIN_DATA, or a cache folder)"""
+    dataset: Dataset | None = None
+    """one's own data, or data that are loaded already"""
+    network: Builder | None = None
+    """one's own network"""
+
+    def load(self, recipe: Recipe, test: bool = True) -> Dataset:
+        """The data that a recipe names, or the fold of one's own that it asks for; without its test part for tuning."""
+        dataset = self.dataset
+        if dataset is None:
+            with _reading:
+                dataset = read_data(recipe.dataset, self.root, recipe.fold, recipe.image_size, recipe.cross_validation)
+        elif recipe.image_size is not None and dataset.name not in datasets.DATASETS:
+            raise DataError(f"{dataset.name} has images of one size.", field="image_size")
+        elif recipe.cross_validation is not None and dataset.fold != recipe.fold:
+            dataset = datasets.cross_validate(dataset, recipe.fold, recipe.cross_validation)
+        elif recipe.fold != dataset.fold:
+            raise DataError(f"{dataset.name} has no fold {recipe.fold}.", field="fold")
+        return dataset if test else dataset.without_test()
+
+
+read_data, _reading = lru_cache(maxsize=1)(datasets.load), threading.Lock()
+"""Keeps the data for the next run, until `cache_clear`; threads that start at once wait for one of them to read."""
+
+
+class Run:
+    """A run in its folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def __repr__(self) -> str:
+        return f"<Run in {self.folder}>"
+
+    @property
+    def config(self) -> Config:
+        """What the run was begun for."""
+        return _files.read_json(self.folder / CONFIG, Config)
+
+    @property
+    def recipe(self) -> Recipe:
+        """What the run computes."""
+        return self.config.recipe
+
+    @property
+    def result(self) -> Result:
+        """What the run came to, once it is finished."""
+        return _files.read_json(self.folder / RESULT, Result)
+
+    @property
+    def history(self) -> History:
+        """All epochs so far, with the gains of each."""
+        try:
+            lines = (self.folder / METRICS).read_bytes().splitlines(keepends=True)
+            # A killed process may leave an incomplete last line.
+            return History.of([_files.decode(line, Metrics) for line in lines if line.endswith(b"\n")])
+        except (OSError, ValueError) as error:
+            raise FileError(f"cannot read {self.folder / METRICS}: {error}.") from error
+
+    def model(self, network: Callable[..., Any] | None = None) -> nn.Module:
+        """The trained model in evaluation mode, on the CPU; a network of one's own needs its function again."""
+        config, path = self.config, self.folder / WEIGHTS
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise FileError(f"cannot read {path}: {error.strerror or error}. Is the run finished?") from error
+        if hashlib.sha256(content).hexdigest() != self.result.weights_sha256:
+            raise FileError(f"{path} is damaged or of another run: its SHA-256 is not the one in {RESULT}.")
+        if network is None and config.recipe.network not in NETWORKS:
+            raise RecipeError(f"the network in {self.folder} is your own: pass its function.", field="network")
+        with torch.random.fork_rng(devices=[]):
+            model = build_model(config.recipe, config.shape, config.classes, network)
+        try:
+            model.load_state_dict(safetensors.torch.load(content))
+        except RuntimeError as error:
+            raise RecipeError(f"the network in {self.folder} has other layers.", field="network") from error
+        return model.eval()
+
+    def dataset(self, dataset: Dataset | None = None, data: str | Path | None = None) -> Dataset:
+        """The data that the run was trained and scored on; one's own have to be passed again."""
+        config = self.config
+        if dataset is None and config.recipe.dataset not in datasets.DATASETS:
+            raise DataError(f"the data of the run in {self.folder} are your own: pass them.", field="data")
+        inputs = Inputs(root=Path(data or config.data) if data or config.data else None, dataset=dataset)
+        found = inputs.load(config.recipe, config.test)
+        if found.fingerprint != config.fingerprint:
+            raise DataError(f"{found.name} is not the data of the run in {self.folder}.", field="data")
+        return found
+
+    def gains(
+        self,
+        part: Literal["train", "validation", "test"] = "test",
+        dataset: Dataset | None = None,
+        network: Callable[..., Any] | None = None,
+    ) -> GainReport:
+        """Every image's gain in every layer of the trained model."""
+        split: Split = getattr(self.dataset(dataset), part)
+        batches = (to_float(images) for images in torch.split(split.images, EVALUATION_BATCH))
+        return measure_gains(self.model(network), batches, self.recipe.p)
+
+    def operator_norms(self, network: Callable[..., Any] | None = None, tolerance: float = 1e-2) -> NormReport:
+        """The ℓ2 operator norm of every layer of the trained model, to this relative accuracy."""
+        return operator_norms(self.model(network), torch.zeros(1, *self.config.shape), tolerance=tolerance)
+
+
 def load(path: str | Path) -> list[Result]:
     """The results in a run's folder, in all runs below a folder, or in a .jsonl export."""
     path = Path(path)
@@ -146,31 +278,3 @@ def load(path: str | Path) -> list[Result]:
 def export(results: Iterable[Result], path: str | Path) -> None:
     """Write the results into one file, a line of JSON each, which `load` reads."""
     _files.write(Path(path), b"".join(_files.encode(result) + b"\n" for result in results))
-
-
-def command_line() -> str:
-    """The command line that made the run; empty in Python."""
-    program = Path(sys.argv[0])
-    is_ours = program.stem == "maxgain" or program.parts[-2:] == ("maxgain", "__main__.py")
-    return shlex.join(["maxgain", *sys.argv[1:]]) if is_ours else ""
-
-
-@lru_cache(maxsize=1)
-def code_version() -> tuple[str, bool | None]:
-    """The commit of the code and whether it is unchanged: $MAXGAIN_COMMIT, else that of its own git checkout.
-
-    The variable is for a machine without the checkout: `git describe --always --abbrev=40 --exclude '*' --dirty`.
-    """
-    if commit := os.environ.get("MAXGAIN_COMMIT"):
-        return commit.removesuffix("-dirty"), not commit.endswith("-dirty")
-    package = Path(maxgain.__file__).parent
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(package), *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", "__init__.py")  # else it is the repository of an environment
-        return git("rev-parse", "HEAD"), not git("status", "--porcelain", "--", ".")
-    except (OSError, subprocess.SubprocessError):
-        return "", None

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
+import os
 import platform
+import shlex
 import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -13,34 +18,29 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import numpy as np
 import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import maxgain
-from maxgain import measure_gains, operator_norms
-from maxgain.errors import CheckpointError, DataError, FileError, MeasurementWarning, RecipeError, RunError
-from maxgain.lipschitz.norms import NormReport
-from maxgain.measure import GainReport
+from maxgain.errors import CheckpointError, MeasurementWarning, RunError
 
 from . import _files
-from . import data as datasets
 from .capture import stream_for
-from .data import Dataset, Split
-from .networks import NETWORKS, Builder
-from .recipe import Recipe, run_key, to_json
-from .regularisers import spell
-from .result import GAIN_EPOCHS, RESULT, History, Metrics, Result, code_version, command_line
-from .training import EVALUATION_BATCH, DivergedError, Score, Training, build_model, evaluate, gains, to_float, train
+from .data import Dataset, Split, data_root
+from .recipe import Recipe, run_key, spell, to_json
+from .result import CONFIG, GAIN_EPOCHS, METRICS, RESULT, WEIGHTS, Config, History, Metrics, Result
+from .result import Inputs as Inputs
+from .result import Run as Run
+from .training import DivergedError, Training, evaluate, gains, train
 
-CONFIG, METRICS = "config.json", "metrics.jsonl"
-CHECKPOINT, WEIGHTS = "checkpoint.safetensors", "model.safetensors"
+CHECKPOINT = "checkpoint.safetensors"
 GAIN_SAMPLE = 1000
 """How many training images the gains of an epoch are taken over, but at most one of sixteen: measuring an image takes a
 third of the time of training on it on a CPU, and twice that time on a GPU."""
@@ -52,140 +52,8 @@ SAVING_SECONDS = 600.0
 """How long an epoch may go on without a checkpoint."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """The data and the network that a recipe names, or one's own."""
-
-    root: Path | None = None
-    """folder of the data sets (default: $MAXGAIN_DATA, or a cache folder)"""
-    dataset: Dataset | None = None
-    """one's own data, or data that are loaded already"""
-    network: Builder | None = None
-    """one's own network"""
-
-    def load(self, recipe: Recipe, test: bool = True) -> Dataset:
-        """The data that a recipe names, or the fold of one's own that it asks for; without its test part for tuning."""
-        dataset = self.dataset
-        if dataset is None:
-            dataset = datasets.load(recipe.dataset, self.root, recipe.fold, recipe.image_size, recipe.cross_validation)
-        elif recipe.image_size is not None and dataset.name not in datasets.DATASETS:
-            raise DataError(f"{dataset.name} has images of one size.", field="image_size")
-        elif recipe.cross_validation is not None and dataset.fold != recipe.fold:
-            dataset = datasets.cross_validate(dataset, recipe.fold, recipe.cross_validation)
-        elif recipe.fold != dataset.fold:
-            raise DataError(f"{dataset.name} has no fold {recipe.fold}.", field="fold")
-        return dataset if test else dataset.without_test()
-
-
-class Config(msgspec.Struct, kw_only=True):
-    """What a run's folder was begun for."""
-
-    recipe: Recipe
-    fingerprint: str
-    shape: tuple[int, int, int]
-    classes: int
-    device: str
-    threads: int
-    test: bool
-    data: str = ""
-    """The folder of the data sets."""
-
-
 class MachineError(RunError):
     """The disk is full, or memory ran out: nothing that says anything about the training."""
-
-
-class Run:
-    """A run in its folder."""
-
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-
-    def __repr__(self) -> str:
-        return f"<Run in {self.folder}>"
-
-    @property
-    def config(self) -> Config:
-        """What the run was begun for."""
-        return _files.read_json(self.folder / CONFIG, Config)
-
-    @property
-    def recipe(self) -> Recipe:
-        """What the run computes."""
-        return self.config.recipe
-
-    @property
-    def result(self) -> Result:
-        """What the run came to, once it is finished."""
-        return _files.read_json(self.folder / RESULT, Result)
-
-    @property
-    def history(self) -> History:
-        """All epochs so far, with the gains of each."""
-        try:
-            lines = (self.folder / METRICS).read_bytes().splitlines(keepends=True)
-            # A killed process may leave an incomplete last line.
-            return History.of([_files.decode(line, Metrics) for line in lines if line.endswith(b"\n")])
-        except (OSError, ValueError) as error:
-            raise FileError(f"cannot read {self.folder / METRICS}: {error}.") from error
-
-    def model(self, network: Callable[..., Any] | None = None) -> nn.Module:
-        """The trained model in evaluation mode, on the CPU; a network of one's own needs its function again."""
-        config, path = self.config, self.folder / WEIGHTS
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise FileError(f"cannot read {path}: {error.strerror or error}. Is the run finished?") from error
-        if hashlib.sha256(content).hexdigest() != self.result.weights_sha256:
-            raise FileError(f"{path} is damaged or of another run: its SHA-256 is not the one in {RESULT}.")
-        if network is None and config.recipe.network not in NETWORKS:
-            raise RecipeError(f"the network in {self.folder} is your own: pass its function.", field="network")
-        with torch.random.fork_rng(devices=[]):
-            model = build_model(config.recipe, config.shape, config.classes, torch.device("cpu"), network)
-        try:
-            model.load_state_dict(safetensors.torch.load(content))
-        except RuntimeError as error:
-            raise RecipeError(f"the network in {self.folder} has other layers.", field="network") from error
-        return model.eval()
-
-    def dataset(self, dataset: Dataset | None = None, data: str | Path | None = None) -> Dataset:
-        """The data that the run was trained and scored on; one's own have to be passed again."""
-        config = self.config
-        if dataset is None and config.recipe.dataset not in datasets.DATASETS:
-            raise DataError(f"the data of the run in {self.folder} are your own: pass them.", field="data")
-        inputs = Inputs(root=Path(data or config.data) if data or config.data else None, dataset=dataset)
-        found = inputs.load(config.recipe, config.test)
-        if found.fingerprint != config.fingerprint:
-            raise DataError(f"{found.name} is not the data of the run in {self.folder}.", field="data")
-        return found
-
-    def gains(
-        self,
-        part: Literal["train", "validation", "test"] = "test",
-        dataset: Dataset | None = None,
-        network: Callable[..., Any] | None = None,
-    ) -> GainReport:
-        """Every image's gain in every layer of the trained model."""
-        split: Split = getattr(self.dataset(dataset), part)
-        batches = (to_float(images) for images in torch.split(split.images, EVALUATION_BATCH))
-        return measure_gains(self.model(network), batches, self.recipe.p)
-
-    def operator_norms(self, network: Callable[..., Any] | None = None, tolerance: float = 1e-2) -> NormReport:
-        """The ℓ2 operator norm of every layer of the trained model, to this relative accuracy."""
-        return operator_norms(self.model(network), torch.zeros(1, *self.config.shape), tolerance=tolerance)
-
-
-def find_device(name: str) -> torch.device:
-    """The device of that name; 'auto' is a GPU where there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    with suppress(RuntimeError, AssertionError):
-        device = torch.device(name)
-        if device.type in ("cpu", "cuda"):
-            torch.empty(0, device=device)
-            return device
-    there = "'cpu', 'cuda' or 'auto'" if torch.cuda.is_available() else "'cpu' or 'auto'; torch finds no GPU"
-    raise RunError(f"there is no device {name!r}: use {there}.", field="device")
 
 
 def perform(
@@ -213,46 +81,49 @@ def perform(
         on_epoch: Called after each epoch.
         stop: Asks the run to save itself and stop.
     """
-    folder, recipe = Path(folder), replace(recipe, regulariser=spell(recipe.chosen))
-    inputs = inputs or Inputs()
-    dataset, run = inputs.load(recipe, test), Run(folder)
-    with _stop_signals(stop) as stopping, _no_memory_errors(), _files.locked(folder):
-        config = _expect_own(run, recipe, dataset.fingerprint)
-        if (folder / RESULT).exists():
+    run, inputs = Run(folder), inputs or Inputs()
+    recipe = replace(recipe, regulariser=spell(recipe.chosen))
+    dataset = inputs.load(recipe, test)
+    key = run_key(recipe, dataset.fingerprint)
+    with _stop_signals(stop) as stopping, _machine_errors(run.folder), _files.locked(run.folder):
+        begun = _expect_same(run, recipe, dataset.fingerprint)
+        if (run.folder / RESULT).exists():
             result = run.result
             if result.status == "ok":
                 return run
             if result.fault == "training":
                 raise DivergedError(result.error)
-        where = find_device(config.device if config and device == "auto" else device)
-        if config and config.device != where.type and (folder / CHECKPOINT).exists():
-            raise CheckpointError(f"{folder} was begun on {config.device}: continue it there.", field="device")
+        where = find_device(begun.device if begun and device == "auto" else device)
+        if begun and begun.device != where.type and (run.folder / CHECKPOINT).exists():
+            raise CheckpointError(f"{run.folder} was begun on {begun.device}: continue it there.", field="device")
         with _isolated(where):
             training = Training(recipe, dataset, where, inputs.network)
-            threads = config.threads if config else _threads(training)
-            if where.type == "cpu":
-                torch.set_num_threads(threads)
-            about = Config(
+            size = sum(parameter.numel() for parameter in training.model.parameters())
+            # Fixed for the run, whoever continues it: another number of threads would give other bits.
+            threads = 1 if size <= SMALL or where.type != "cpu" else torch.get_num_threads()
+            config = Config(
                 recipe=recipe,
                 fingerprint=dataset.fingerprint,
                 shape=dataset.shape,
                 classes=len(dataset.classes),
                 device=where.type,
-                threads=threads,
+                threads=begun.threads if begun else threads,
                 test=test,
-                data=str(datasets.data_root(inputs.root).absolute()),
+                data=str(data_root(inputs.root).absolute()),
             )
-            with _writing(folder):
-                _files.write_json(folder / CONFIG, about)
-            _Performance(folder, dataset, training, on_epoch, stopping).perform()
+            if where.type == "cpu":
+                torch.set_num_threads(config.threads)
+            _files.write_json(run.folder / CONFIG, config)
+            _Trainer(run.folder, key, dataset, training, on_epoch, stopping).run()
     return run
 
 
 @dataclass
-class _Performance:
-    """A run that is under way."""
+class _Trainer:
+    """Trains one run from its checkpoint to its result."""
 
     folder: Path
+    key: str
     dataset: Dataset
     training: Training
     on_epoch: Callable[[Metrics], None] | None
@@ -261,12 +132,11 @@ class _Performance:
     saved: float = field(default_factory=time.monotonic)
     saving_took: float = 0.0
 
-    def perform(self) -> None:
-        """Train from the checkpoint, if there is one, to the result."""
+    def run(self) -> None:
+        """Train, score, and write the result; or the failed result of a run that diverged."""
         if (self.folder / CHECKPOINT).exists():
-            self.lines = self._load_checkpoint()
-        with _writing(self.folder):
-            _files.write(self.folder / METRICS, b"".join(_files.encode(line) + b"\n" for line in self.lines))
+            self._resume()
+        _files.write(self.folder / METRICS, b"".join(_files.encode(line) + b"\n" for line in self.lines))
         try:
             self._fit()
         except DivergedError as error:
@@ -291,31 +161,28 @@ class _Performance:
             if time.monotonic() - self.saved > max(SAVING_SECONDS, self.saving_took / SAVING_SHARE):
                 self._save()
 
-        for score in train(training, after_step):
+        for loss, accuracy in train(training, after_step):
             elapsed = before + time.monotonic() - began
-            line = self._measure(score, elapsed - sum(line.seconds for line in self.lines))
+            held_out = (None, None) if training.held_out is None else evaluate(training.model, training.held_out)[:2]
+            sample = training.images[: min(GAIN_SAMPLE, -(-len(training.images) // 16))]
+            quantiles = gains(training.model, sample, training.recipe.p)
+            line = Metrics(
+                epoch=training.epoch,
+                learning_rate=training.recipe.learning_rate_at(training.epoch - 0.5),
+                train_loss=loss,
+                train_accuracy=accuracy,
+                validation_loss=held_out[0],
+                validation_accuracy=held_out[1],
+                max_gain={layer: None if math.isnan(row[-1]) else row[-1] for layer, row in quantiles.items()},
+                seconds=elapsed - sum(line.seconds for line in self.lines),
+            )
             self.lines.append(line)
-            with _writing(self.folder), (self.folder / METRICS).open("ab") as file:
+            with (self.folder / METRICS).open("ab") as file:
                 file.write(_files.encode(line) + b"\n")
             if time.monotonic() - self.saved > self.saving_took / SAVING_SHARE:
                 self._save()
             if self.on_epoch is not None:
                 self.on_epoch(line)
-
-    def _measure(self, score: Score, seconds: float) -> Metrics:
-        training = self.training
-        held_out = None if training.held_out is None else evaluate(training.model, training.held_out)[0]
-        sample = training.images[: min(GAIN_SAMPLE, -(-len(training.images) // 16))]
-        quantiles = gains(training.model, sample, training.recipe.p)
-        line = Metrics(
-            epoch=training.epoch,
-            learning_rate=training.recipe.learning_rate_at(training.epoch - 0.5),
-            **score.named("train"),
-            **(held_out.named("validation") if held_out else {}),
-            max_gain={layer: row[-1] for layer, row in quantiles.items()},
-            seconds=seconds,
-        )
-        return _files.decode(_files.encode(line), Metrics)  # as a resumed run reads it
 
     def _conclude(self) -> None:
         """Score the trained model on whole parts, and write weights and result."""
@@ -327,23 +194,24 @@ class _Performance:
             parts["validation"] = training.held_out
         scores: dict[str, Any] = {"gains": {}}
         for part, split in parts.items():
-            score, correct = evaluate(model, split)
-            scores |= score.named(part)
+            loss, accuracy, correct = evaluate(model, split)
+            scores |= {f"{part}_loss": loss, f"{part}_accuracy": accuracy}
             if part == "test":
                 scores["correct"] = base64.b64encode(np.packbits(correct.cpu().numpy()).tobytes()).decode()
             if part != "validation" and (quantiles := gains(model, split.images, training.recipe.p)):
                 scores["gains"][part] = quantiles
         weights = safetensors.torch.save(_copies(model.state_dict()))
-        with _writing(self.folder):
-            _files.write(self.folder / WEIGHTS, weights)
+        _files.write(self.folder / WEIGHTS, weights)
         self._write_result(status="ok", weights_sha256=hashlib.sha256(weights).hexdigest(), **scores)
 
     def _write_result(self, **outcome: Any) -> None:
         training, dataset = self.training, self.dataset
         commit, clean = code_version()
         on_gpu = training.device.type == "cuda"
+        program = Path(sys.argv[0])
+        is_ours = program.stem == "maxgain" or program.parts[-2:] == ("maxgain", "__main__.py")
         result = Result(
-            key=run_key(training.recipe, dataset.fingerprint),
+            key=self.key,
             fingerprint=dataset.fingerprint,
             recipe=training.recipe,
             history=History.of(self.lines, GAIN_EPOCHS),
@@ -361,38 +229,36 @@ class _Performance:
             data_source=dataset.source,
             data_sha256=dict(dataset.sha256),
             note=dataset.note,
-            command=command_line(),
+            command=shlex.join(["maxgain", *sys.argv[1:]]) if is_ours else "",
             **outcome,
         )
-        with _writing(self.folder):
-            _files.write_json(self.folder / RESULT, result)
+        _files.write_json(self.folder / RESULT, result)
 
     def _save(self) -> None:
         """Write all that is needed to continue to the same bits: a file that is whole or not there."""
         started = time.monotonic()
         self.training.expect_finite()  # the last good state is worth more than the first bad one
-        about = _About(key=self.training.recipe.key, fingerprint=self.dataset.fingerprint, history=self.lines)
-        content = safetensors.torch.save(_copies(self.training.state()), {"about": _files.encode(about).decode()})
-        with _writing(self.folder):
-            _files.write(self.folder / CHECKPOINT, content)
+        about = {"key": self.key, "history": _files.encode(self.lines).decode()}
+        _files.write(self.folder / CHECKPOINT, safetensors.torch.save(_copies(self.training.state()), about))
         self.saved = time.monotonic()
         self.saving_took = self.saved - started
 
-    def _load_checkpoint(self) -> list[Metrics]:
-        path, training = self.folder / CHECKPOINT, self.training
+    def _resume(self) -> None:
+        """Put the training where the checkpoint was saved."""
+        path = self.folder / CHECKPOINT
         try:
-            content = path.read_bytes()
-            about = _files.decode(_header(content)["__metadata__"]["about"].encode(), _About)
-            tensors = safetensors.torch.load(content)
+            with safetensors.safe_open(path, "pt") as file:
+                about = file.metadata()
+            key, self.lines = about["key"], _files.decode(about["history"].encode(), list[Metrics])
+            tensors = safetensors.torch.load(path.read_bytes())
         except (safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
             raise CheckpointError(f"{path} is damaged; remove it to start the run again.") from error
-        if (about.key, about.fingerprint) != (training.recipe.key, self.dataset.fingerprint):
+        if key != self.key:
             raise CheckpointError(f"{path} is of another run; choose another folder.", field="out")
         try:
-            training.load_state(tensors)
+            self.training.load_state(tensors)
         except (KeyError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{path} does not fit: another version of maxgain wrote it.") from error
-        return about.history
 
     def _advice(self) -> str:
         """What to try after a run that diverged."""
@@ -404,20 +270,7 @@ class _Performance:
         return f"{seen}try a learning_rate below {recipe.learning_rate_at(self.training.epoch):g}, or {bound}"
 
 
-class _About(msgspec.Struct):
-    """What a checkpoint holds beside its tensors."""
-
-    key: str
-    fingerprint: str
-    history: list[Metrics]
-
-
-def _header(content: bytes) -> Any:
-    """The header of a safetensors file: its length in eight bytes, then JSON."""
-    return msgspec.json.decode(content[8 : 8 + int.from_bytes(content[:8], "little")])
-
-
-def _expect_own(run: Run, recipe: Recipe, fingerprint: str) -> Config | None:
+def _expect_same(run: Run, recipe: Recipe, fingerprint: str) -> Config | None:
     """The folder's config, if there is one; refuses a folder of another recipe or other data."""
     config = run.config if (run.folder / CONFIG).exists() else None
     result = run.result if (run.folder / RESULT).exists() else None
@@ -440,10 +293,17 @@ def _expect_own(run: Run, recipe: Recipe, fingerprint: str) -> Config | None:
     return config
 
 
-def _threads(training: Training) -> int:
-    """How many threads of a CPU the run uses, whoever calls: another number would give other bits."""
-    size = sum(parameter.numel() for parameter in training.model.parameters())
-    return 1 if size <= SMALL or training.device.type != "cpu" else torch.get_num_threads()
+def find_device(name: str) -> torch.device:
+    """The device of that name; 'auto' is a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    with suppress(RuntimeError, AssertionError):
+        device = torch.device(name)
+        if device.type in ("cpu", "cuda"):
+            torch.empty(0, device=device)
+            return device
+    there = "'cpu', 'cuda' or 'auto'" if torch.cuda.is_available() else "'cpu' or 'auto'; torch finds no GPU"
+    raise RunError(f"there is no device {name!r}: use {there}.", field="device")
 
 
 _cpu = threading.RLock()
@@ -489,30 +349,25 @@ def _stop_signals(stop: threading.Event | None) -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or error
-        raise MachineError(f"cannot write in {folder}: {reason}. The same command continues the run.") from error
-
-
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED")
 """How torch and CUDA's libraries say it where they have no exception for it."""
 
 
 @contextmanager
-def _no_memory_errors() -> Iterator[None]:
-    """Turn running out of memory into `MachineError`."""
+def _machine_errors(folder: Path) -> Iterator[None]:
+    """Turn a disk that takes no more and a lack of memory into `MachineError`."""
     try:
         yield
+    except BrokenPipeError:  # of who shows the progress
+        raise
+    except OSError as error:
+        reason = error.strerror or error
+        raise MachineError(f"cannot write in {folder}: {reason}. The same command continues the run.") from error
     except (MemoryError, RuntimeError) as error:
         cause: BaseException | None = error
         while cause is not None:  # a failing capture hides what made it fail
-            if isinstance(cause, MemoryError | torch.OutOfMemoryError) or any(
-                text in str(cause) for text in _OUT_OF_MEMORY
-            ):
+            is_memory = isinstance(cause, MemoryError | torch.OutOfMemoryError)
+            if is_memory or any(text in str(cause) for text in _OUT_OF_MEMORY):
                 raise MachineError("out of memory: use a smaller batch_size, or fewer runs at once.") from error
             cause = cause.__cause__ or cause.__context__
         raise
@@ -524,3 +379,23 @@ def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
     }
+
+
+@lru_cache(maxsize=1)
+def code_version() -> tuple[str, bool | None]:
+    """The commit of the code and whether it is unchanged: $MAXGAIN_COMMIT, else that of its own git checkout.
+
+    The variable is for a machine without the checkout: `git describe --always --abbrev=40 --exclude '*' --dirty`.
+    """
+    if commit := os.environ.get("MAXGAIN_COMMIT"):
+        return commit.removesuffix("-dirty"), not commit.endswith("-dirty")
+    git = ["git", "-C", str(Path(maxgain.__file__).parent)]
+    is_ours = ["ls-files", "--error-unmatch", "__init__.py"]  # else it is the repository of an environment
+    try:
+        _, commit, changes = (
+            subprocess.run([*git, *words], check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+            for words in (is_ours, ["rev-parse", "HEAD"], ["status", "--porcelain", "--", "."])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "", None
+    return commit, not changes

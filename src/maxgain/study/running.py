@@ -10,13 +10,12 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import joblib
 import torch
@@ -24,13 +23,16 @@ from joblib.externals.loky.process_executor import ProcessPoolExecutor
 
 from maxgain.errors import FileError, RecipeError
 
-from . import _files, data
+from . import _files
 from ._names import unknown
-from .data import Dataset
 from .recipe import Recipe, run_key
-from .result import RESULT, Result
-from .run import Inputs, MachineError, Run, perform
+from .result import RESULT, Inputs, Result, Run, read_data
+from .run import MachineError, perform
+from .sentences import counted
 from .training import DivergedError
+
+if TYPE_CHECKING:
+    from ._ray import RayExecutor
 
 SECONDS_TO_SAVE = 30.0
 """How long a run may take to save itself when everything stops."""
@@ -80,34 +82,25 @@ class Task:
 
     def perform(self, stop: threading.Event | None = None) -> Result:
         """Train the run, continue it, or find it finished; a run that failed has a result too."""
-        dataset = self.load()
-        inputs = replace(self.inputs, dataset=dataset)
         try:
-            return perform(self.recipe, self.folder, inputs, device=self.device, test=self.test, stop=stop).result
+            run = perform(self.recipe, self.folder, self.inputs, device=self.device, test=self.test, stop=stop)
         except DivergedError:
-            return Run(self.folder).result
+            run = Run(self.folder)
         except MachineError as error:
-            return self.failed(dataset, str(error))
+            return self.failed(str(error))
+        return run.result
 
-    def load(self) -> Dataset:
-        """The run's data, which stay in memory for the next run."""
-        recipe, inputs = self.recipe, self.inputs
-        if inputs.dataset is None:
-            with _loading:  # threads that start at once need the same data
-                one = _load(recipe.dataset, inputs.root, recipe.fold, recipe.image_size, recipe.cross_validation)
-            inputs = replace(inputs, dataset=one)
-        return inputs.load(recipe, self.test)
-
-    def failed(self, dataset: Dataset, error: str) -> Result:
+    def failed(self, error: str) -> Result:
         """Record a fault of the machine; the next attempt replaces it."""
+        data = self.inputs.load(self.recipe, self.test)
         result = Result(
-            key=run_key(self.recipe, dataset.fingerprint),
-            fingerprint=dataset.fingerprint,
+            key=run_key(self.recipe, data.fingerprint),
+            fingerprint=data.fingerprint,
             recipe=self.recipe,
             status="failed",
             error=error,
             fault="machine",
-            classes=len(dataset.classes),
+            classes=len(data.classes),
         )
         with suppress(OSError):  # the disk may be full
             _files.write_json(self.folder / RESULT, result)
@@ -116,114 +109,119 @@ class Task:
     def is_finished(self) -> bool:
         """Whether the run's folder holds its result."""
         with suppress(FileError):
-            return _files.read_json(self.folder / RESULT, Result).status == "ok"
+            return Run(self.folder).result.status == "ok"
         return False
 
 
-_load, _loading = lru_cache(maxsize=1)(data.load), threading.Lock()
+class Runner:
+    """Trains what is missing of many runs; its processes stay for the next call, until the block ends.
 
+        with Runner(machine, inputs) as runner:
+            results = list(runner.run(recipes, folder))
 
-def run_missing(
-    recipes: Iterable[Recipe],
-    folder: Path,
-    *,
-    machine: Machine | None = None,
-    inputs: Inputs | None = None,
-    test: bool = True,
-    workers: list[Executor] | None = None,
-    shared: bool = False,
-) -> Iterator[Result]:
-    """Yield the result of each recipe: finished ones first, the others as they end, trained in folders below `folder`.
-
-    A run whose process dies is tried once more, then recorded as a fault of the machine. Without `test` the runs have
-    no test part. `workers` (see `reused_workers`) are processes of an earlier call. A `shared` folder is one in which
-    other processes train other runs.
+    In a `shared` folder other processes train other runs meanwhile.
     """
-    machine, inputs = machine or Machine(), inputs or Inputs()
-    _load.cache_clear()  # the files may have changed since
-    tasks = {
-        recipe.key: Task(recipe, folder / f"{recipe.title}-{recipe.key[:6]}", inputs, machine.device, test)
-        for recipe in recipes
-    }
-    missing = []
-    for task in tasks.values():
-        if task.is_finished():
-            yield task.perform()
-        else:
-            missing.append(task)
-    if missing:
-        with nullcontext() if shared else _files.locked(folder), reused_workers(workers) as idle:
-            yield from _trained(missing, machine, idle)
 
+    def __init__(self, machine: Machine | None = None, inputs: Inputs | None = None, *, shared: bool = False) -> None:
+        self.machine, self.inputs, self.shared = machine or Machine(), inputs or Inputs(), shared
+        self.idle: list[Executor] = []
+        self.on_ray: RayExecutor | None = None
 
-@contextmanager
-def reused_workers(workers: list[Executor] | None = None) -> Iterator[list[Executor]]:
-    """Processes that several calls of `run_missing` share, which end with the block; those of `workers` do not."""
-    idle: list[Executor] = [] if workers is None else workers
-    try:
-        yield idle
-    finally:
-        for executor in idle if workers is None else ():
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for executor in self.idle:
             executor.shutdown()
+        if self.on_ray is not None:
+            self.on_ray.shutdown()
+        read_data.cache_clear()
 
+    def run(
+        self, recipes: Iterable[Recipe], folder: Path, *, test: bool = True, what: str = "training"
+    ) -> Iterator[Result]:
+        """Yield the result of each recipe: finished ones first, the others as they end, in folders below `folder`.
 
-def _trained(tasks: list[Task], machine: Machine, idle: list[Executor]) -> Iterator[Result]:
-    count = min(machine.at_once, len(tasks))
-    if machine.engine == "ray":
-        from ._ray import ray_executor
+        A run whose process dies is tried once more, then recorded as a fault of the machine. Without `test` the runs
+        have no test part. `what` is done, by the log.
+        """
+        tasks = {
+            recipe.key: Task(
+                recipe, folder / f"{recipe.title}-{recipe.key[:6]}", self.inputs, self.machine.device, test
+            )
+            for recipe in recipes
+        }
+        total = len(tasks)
+        if total:
+            log.info("%s: %s", what, counted(total, "run"), extra={"done": 0, "total": total})
+        for done, result in enumerate(self._results([*tasks.values()], folder), start=1):
+            outcome = "done" if result.status == "ok" else f"failed: {result.error}"
+            text = f"{what}: {done} of {total} runs, {result.recipe.title} {outcome}"
+            log.info("%s", text, extra={"done": done, "total": total})
+            yield result
 
-        with ray_executor(machine) as executor:
-            yield from _each(tasks, machine.jobs or executor.room, [], lambda: executor)
-    elif machine.has_gpu and count > 1:
-        with _switching_fast():
-            yield from _each(tasks, count, idle, lambda: ThreadPoolExecutor(1), threading.Event())
-    elif count > 1:
-        yield from _each(tasks, count, idle, _Worker)
-    else:
-        yield from map(Task.perform, tasks)
+    def _results(self, tasks: Sequence[Task], folder: Path) -> Iterator[Result]:
+        missing = []
+        for task in tasks:
+            if task.is_finished():
+                yield task.perform()
+            else:
+                missing.append(task)
+        machine, count = self.machine, min(self.machine.at_once, len(missing))
+        if not missing:
+            return
+        with nullcontext() if self.shared else _files.locked(folder):
+            if machine.engine == "ray":
+                from ._ray import RayExecutor
 
+                on_ray = self.on_ray = self.on_ray or RayExecutor(machine.jobs, machine.device)
+                yield from self._side_by_side(missing, on_ray.at_once, lambda: on_ray)
+            elif machine.has_gpu and count > 1:
+                with _switching_fast():
+                    stop = threading.Event()
+                    yield from self._side_by_side(missing, count, lambda: ThreadPoolExecutor(1), stop)
+            elif count > 1:
+                yield from self._side_by_side(missing, count, _Worker)
+            else:
+                yield from map(Task.perform, missing)
 
-def _each(
-    tasks: Iterable[Task],
-    count: int,
-    idle: list[Executor],
-    start: Callable[[], Executor],
-    stop: threading.Event | None = None,
-) -> Iterator[Result]:
-    """Work on `count` tasks at a time, each in an executor of its own, so that one that dies takes no other with it.
+    def _side_by_side(
+        self, tasks: Iterable[Task], count: int, start: Callable[[], Executor], stop: threading.Event | None = None
+    ) -> Iterator[Result]:
+        """Work on `count` tasks at a time, each in an executor of its own: one that dies takes no other with it.
 
-    `stop` is what runs in threads listen to.
-    """
-    waiting = deque((task, False) for task in tasks)
-    running: dict[Future[Result], tuple[Task, bool, Executor]] = {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < count:
-                task, again = waiting.popleft()
-                executor = idle.pop() if idle else start()
-                running[executor.submit(Task.perform, task, stop)] = (task, again, executor)
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                task, again, executor = running.pop(future)
-                try:
-                    result = future.result()
-                except BrokenExecutor:
-                    log.warning("the process that trained %s died", task.recipe.title)
-                    if not again:
-                        waiting.append((task, True))
-                        continue
-                    result = task.failed(task.load(), "its process died twice, perhaps for lack of memory.")
-                else:
-                    idle.append(executor)
-                yield result
-    finally:
-        if stop is not None:
-            stop.set()
-        for _, _, executor in running.values():
-            if isinstance(executor, _Worker):
-                executor.interrupt()
-        wait(running, timeout=SECONDS_TO_SAVE)
-        for _, _, executor in running.values():
-            executor.shutdown(wait=False)
+        `stop` is what runs in threads listen to.
+        """
+        waiting = deque((task, False) for task in tasks)
+        running: dict[Future[Result], tuple[Task, bool, Executor]] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < count:
+                    task, again = waiting.popleft()
+                    executor = self.idle.pop() if self.idle else start()
+                    running[executor.submit(Task.perform, task, stop)] = (task, again, executor)
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    task, again, executor = running.pop(future)
+                    try:
+                        result = future.result()
+                    except BrokenExecutor:
+                        log.warning("the process that trained %s died", task.recipe.title)
+                        if not again:
+                            waiting.append((task, True))
+                            continue
+                        result = task.failed("its process died twice, perhaps for lack of memory.")
+                    else:
+                        self.idle.append(executor)
+                    yield result
+        finally:
+            if stop is not None:
+                stop.set()
+            for _, _, executor in running.values():
+                if isinstance(executor, _Worker):
+                    executor.interrupt()
+            wait(running, timeout=SECONDS_TO_SAVE)
+            for _, _, executor in running.values():
+                executor.shutdown(wait=False)
 
 
 class _Worker(ProcessPoolExecutor):  # type: ignore[misc]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,9 +25,9 @@ from maxgain.measure import evaluating
 from .capture import STEPS_WORTH_COMPILING, CapturedStep, compile_network, own_randomness, setting_up
 from .data import Dataset, Split
 from .data.splits import Shape
-from .networks import NETWORKS, own_network
+from .networks import NETWORKS, Noise, own_network
 from .recipe import Recipe
-from .regularisers import Batch, noise_for
+from .regularisers import Batch
 
 PADDING = 4
 MOMENTUM = 0.9
@@ -36,18 +36,6 @@ EVALUATION_BATCH = 500
 
 class DivergedError(RunError):
     """The loss or a weight is no longer a finite number."""
-
-
-@dataclass(frozen=True)
-class Score:
-    """Mean loss in nats, and accuracy as a fraction."""
-
-    loss: float
-    accuracy: float
-
-    def named(self, part: str) -> dict[str, Any]:
-        """As fields of a record: train_loss, train_accuracy."""
-        return {f"{part}_loss": self.loss, f"{part}_accuracy": self.accuracy}
 
 
 class Training:
@@ -66,8 +54,21 @@ class Training:
         self.steps_per_epoch = len(self.labels) // self.batch_size
         """Whole batches only: a captured step has one shape."""
         self.learning_rate = torch.tensor(recipe.learning_rate, device=device)
-        with seeded(recipe.seed, device):
-            self.model = build_model(recipe, dataset.shape, len(dataset.classes), device, network)
+        on_gpu = device.type == "cuda"
+        self.precision = recipe.precision
+        if recipe.precision == "auto":  # GPUs that only emulate bfloat16, as a T4 does, lose by it
+            has_bfloat16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+            self.precision = "bfloat16" if has_bfloat16 else "float32"
+        self.memory_format = torch.channels_last if on_gpu and network is None else torch.contiguous_format
+        """Channels last on a GPU, except for a user's network, which may contain ``x.view(len(x), -1)``."""
+        # On a GPU the default generators are afterwards as they were. On a CPU the training goes on drawing from the
+        # default generator, which whoever trains has to save and restore.
+        with setting_up, torch.random.fork_rng([device], enabled=on_gpu):
+            torch.default_generator.manual_seed(recipe.seed)
+            if on_gpu:
+                torch.cuda.manual_seed(recipe.seed)
+            place = {"device": device, "memory_format": self.memory_format}
+            self.model = build_model(recipe, dataset.shape, len(dataset.classes), network, **place)
             self.constraints = [
                 choice.row.constrain(self.model, choice.number, p=recipe.p, include=recipe.include)
                 for choice in recipe.chosen
@@ -76,14 +77,13 @@ class Training:
             self.optimizer = _make_optimizer(recipe, self.model, self.learning_rate)
             for constraint in self.constraints:
                 constraint.attach(self.optimizer)
+        self.stateful = [(number, one) for number, one in enumerate(self.constraints) if hasattr(one, "state_dict")]
         self.forward: Callable[[Tensor], Tensor] = self.model
         """The model, or what was compiled of it."""
-        self.generator = torch.Generator(device).manual_seed(recipe.seed) if device.type == "cuda" else None
+        self.generator = torch.Generator(device).manual_seed(recipe.seed) if on_gpu else None
         """The random numbers of a GPU, which other trainings do not draw from."""
         self.penalties = [(choice.row.penalty, choice.number) for choice in recipe.chosen if choice.row.penalty]
         self.differentiates_images = any(choice.row.needs_input_gradient for choice in recipe.chosen)
-        self.precision = precision_on(device, recipe.precision)
-        self.memory_format = _memory_format(device, network)
 
         self.epoch = 0
         self.order = torch.zeros(len(self.labels), dtype=torch.int64, device=device)
@@ -92,6 +92,9 @@ class Training:
         self.position = torch.zeros((), dtype=torch.int64, device=device)
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
         self.hits = torch.zeros((), dtype=torch.int64, device=device)
+        names = ("order", "rates", "position", "learning_rate", "loss", "hits")
+        self.loop: dict[str, Tensor] = {name: getattr(self, name) for name in names}
+        """What the steps of an epoch change or read in place, apart from the model."""
         self._within_batch = torch.arange(self.batch_size, device=device)
 
     def step(self) -> None:
@@ -136,14 +139,6 @@ class Training:
         for tensor in (self.position, self.loss, self.hits):
             tensor.zero_()
 
-    def end_epoch(self) -> Score:
-        """The epoch's scores in training mode; the one moment at which the host waits for the device."""
-        steps = self.steps_per_epoch
-        score = Score(self.loss.item() / steps, self.hits.item() / (steps * self.batch_size))
-        self.epoch += 1
-        self.position.zero_()
-        return score
-
     def expect_finite(self) -> None:
         """Raise where the epoch's loss or the model's state is no longer finite; waits for the device."""
         tensors = [tensor for tensor in (self.loss, *self.model.state_dict().values()) if tensor.numel()]
@@ -156,9 +151,9 @@ class Training:
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         for index, values in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items() if value is not None}
-        for number, constraint in self._stateful():
+        for number, constraint in self.stateful:
             tensors |= {f"constraint.{number}.{name}": tensor for name, tensor in constraint.state_dict().items()}
-        tensors |= {f"loop.{name}": tensor for name, tensor in self._loop().items()}
+        tensors |= {f"loop.{name}": tensor for name, tensor in self.loop.items()}
         tensors["loop.epoch"] = torch.tensor(self.epoch)
         tensors["rng"] = torch.get_rng_state() if self.generator is None else self.generator.get_state()
         return tensors
@@ -180,23 +175,15 @@ class Training:
         self.optimizer.load_state_dict({"state": states, "param_groups": groups})
         for group in self.optimizer.param_groups:  # which now has a copy of the learning rate
             group["lr"] = self.learning_rate
-        for number, constraint in self._stateful():
+        for number, constraint in self.stateful:
             constraint.load_state_dict(_under(f"constraint.{number}.", tensors))
-        for name, tensor in self._loop().items():
+        for name, tensor in self.loop.items():
             tensor.copy_(tensors[f"loop.{name}"])
         self.epoch = int(tensors["loop.epoch"])
         if self.generator is None:
             torch.set_rng_state(tensors["rng"])
         else:
             self.generator.set_state(tensors["rng"])
-
-    def _stateful(self) -> list[tuple[int, Any]]:
-        return [(number, one) for number, one in enumerate(self.constraints) if hasattr(one, "state_dict")]
-
-    def _loop(self) -> dict[str, Tensor]:
-        """What the steps of an epoch change or read, apart from the model."""
-        names = ("order", "rates", "position", "learning_rate", "loss", "hits")
-        return {name: getattr(self, name) for name in names}
 
     def fast_step(self) -> Callable[[], None]:
         """What trains on the next batch, as fast as the device allows."""
@@ -210,8 +197,11 @@ class Training:
         return CapturedStep(self.step, self.bare_step, self.generator)
 
 
-def train(training: Training, after_step: Callable[[], None] = lambda: None) -> Iterator[Score]:
-    """Train to the end of the recipe, from wherever the training stands, and yield after each epoch."""
+def train(training: Training, after_step: Callable[[], None] = lambda: None) -> Iterator[tuple[float, float]]:
+    """Train to the end of the recipe, from wherever the training stands; yield each epoch's mean loss and accuracy.
+
+    They are of training mode. The end of an epoch is the one moment at which the host waits for the device.
+    """
     step = training.fast_step()
     while training.epoch < training.recipe.epochs:
         done = int(training.position) // training.batch_size
@@ -221,7 +211,11 @@ def train(training: Training, after_step: Callable[[], None] = lambda: None) -> 
             step()
             after_step()
         training.expect_finite()
-        yield training.end_epoch()
+        steps = training.steps_per_epoch
+        loss, accuracy = training.loss.item() / steps, training.hits.item() / (steps * training.batch_size)
+        training.epoch += 1
+        training.position.zero_()
+        yield loss, accuracy
 
 
 def parts(recipe: Recipe, dataset: Dataset) -> tuple[Split, Split | None]:
@@ -236,44 +230,23 @@ def parts(recipe: Recipe, dataset: Dataset) -> tuple[Split, Split | None]:
 
 
 def build_model(
-    recipe: Recipe, shape: Shape, classes: int, device: torch.device, network: Callable[..., Any] | None = None
+    recipe: Recipe, shape: Shape, classes: int, network: Callable[..., Any] | None = None, **place: Any
 ) -> nn.Module:
-    """The recipe's network with what its regularisers build into it, freshly initialised."""
-    build = NETWORKS[recipe.network] if network is None else lambda *sizes, **how: own_network(network, *sizes, **how)
-    batchnorm = any(choice.row.batchnorm for choice in recipe.chosen)
-    model: nn.Module = build(shape, classes, batchnorm=batchnorm, dropout=noise_for(recipe.chosen))
-    model.to(device=device, memory_format=_memory_format(device, network))  # type: ignore[call-overload]
+    """The recipe's network with what its regularisers build into it, freshly initialised in its `place`."""
+    build = NETWORKS[recipe.network] if network is None else partial(own_network, network)
+    batchnorm, dropout = any(choice.row.batchnorm for choice in recipe.chosen), None
+    for noise, factor in [(choice.row.noise, choice.number) for choice in recipe.chosen if choice.row.noise]:
+        dropout = partial(_scaled, noise, factor)
+    model: nn.Module = build(shape, classes, batchnorm=batchnorm, dropout=dropout).to(**place)
     for choice in recipe.chosen:
         if choice.row.prepare:
             choice.row.prepare(model)
     return model
 
 
-def precision_on(device: torch.device, precision: str) -> str:
-    """What 'auto' is on a device: bfloat16 on GPUs that do not emulate it, as a T4 does at a loss; else float32."""
-    if precision != "auto":
-        return precision
-    has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return "bfloat16" if has_bfloat16 else "float32"
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw from generators with this seed.
-
-    On a GPU the default generators are afterwards as they were. On a CPU the training goes on drawing from the default
-    generator, which whoever trains has to save and restore.
-    """
-    with setting_up, torch.random.fork_rng([device], enabled=device.type == "cuda"):
-        torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-        yield
-
-
-def _memory_format(device: torch.device, network: Callable[..., Any] | None) -> torch.memory_format:
-    """Channels last on a GPU, except for a user's network, which may contain ``x.view(len(x), -1)``."""
-    return torch.channels_last if device.type == "cuda" and network is None else torch.contiguous_format
+def _scaled(noise: Noise, factor: float, rate: float) -> nn.Module:
+    """The noise layer of a place, from the paper's rate there."""
+    return noise(factor * rate)
 
 
 def _make_optimizer(recipe: Recipe, model: nn.Module, learning_rate: Tensor) -> torch.optim.Optimizer:
@@ -375,8 +348,8 @@ def cut_out(images: Tensor, side: int) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, split: Split) -> tuple[Score, Tensor]:
-    """The model's score in evaluation mode, and which images it classifies right; both lie on one device."""
+def evaluate(model: nn.Module, split: Split) -> tuple[float, float, Tensor]:
+    """Mean loss in nats, accuracy as a fraction, and which images the model classifies right, in evaluation mode."""
     correct, losses = [], []
     with evaluating(model):
         for images, labels in zip(
@@ -386,7 +359,7 @@ def evaluate(model: nn.Module, split: Split) -> tuple[Score, Tensor]:
             correct.append(logits.argmax(dim=1) == labels)
             losses.append(F.cross_entropy(logits, labels, reduction="none"))
     right = torch.cat(correct)
-    return Score(torch.cat(losses).double().mean().item(), right.sum().item() / len(right)), right
+    return torch.cat(losses).double().mean().item(), right.sum().item() / len(right), right
 
 
 def gains(model: nn.Module, images: Tensor, p: float) -> dict[str, tuple[float, float, float, float, float]]:

@@ -15,8 +15,7 @@ from maxgain.text import text_table
 
 from ._names import unknown
 from .plan import Tuned
-from .recipe import Recipe
-from .regularisers import Chosen, fill, parse
+from .recipe import Chosen, Recipe, fill, open_parts
 from .result import Result
 from .sentences import counted
 
@@ -83,8 +82,12 @@ class Tuning:
         early, rows = self.by == "early", []
         for result in self.results:
             point = numbers_of(result.recipe, self.parts)
-            first = _last(result.history.train_loss) if early else result.validation_accuracy
-            scores = [first, result.validation_loss, result.train_accuracy]
+            losses = result.history.train_loss or [None]
+            scores = [
+                losses[-1] if early else result.validation_accuracy,
+                result.validation_loss,
+                result.train_accuracy,
+            ]
             texts = ["" if score is None else f"{score:.4f}" for score in scores]
             mark = "<- chosen" if point == self.numbers else ""
             rows.append([*map("{:g}".format, point.values()), *(texts if result.status == "ok" else FAILED), mark])
@@ -111,9 +114,9 @@ def tune(
         raise RecipeError(f"{recipe.regulariser} leaves no number open to tune.", field="regulariser")
     if budget is not None and budget < 1:
         raise RecipeError(f"budget must be at least 1, not {budget}.", field="budget")
-    used = {"tpe": set[str](), "early": {"maxgain"}}.get(by, set(grid or {}))
+    used = {"tpe": set[str](), "early": {"maxgain"}, "grid": {part.row.name for part in parts}}[by]
     if unused := sorted(set(grid or {}) - used):
-        raise RecipeError(f"{by} makes no use of a grid for {unused[0]}.", field="grid")
+        raise RecipeError(f"a grid for {unused[0]} has no use here.", field="grid")
     if by == "early":
         if budget is not None:
             raise RecipeError("budget is not for the early rule, which trains every γ of its grid.", field="budget")
@@ -135,11 +138,6 @@ def grid_recipes(recipe: Recipe, grid: Mapping[str, Sequence[float]], budget: in
 def at(recipe: Recipe, numbers: Mapping[str, float]) -> Recipe:
     """The recipe with these numbers."""
     return replace(recipe, regulariser=fill(recipe.regulariser, numbers))
-
-
-def open_parts(regulariser: str) -> list[Chosen]:
-    """The regularisers whose numbers are left open."""
-    return [part for part in parse(regulariser) if part.is_open]
 
 
 def numbers_of(recipe: Recipe, parts: Sequence[Chosen]) -> Numbers:
@@ -257,14 +255,10 @@ def _tune_early(recipe: Recipe, run: Run, gammas: Sequence[float]) -> Tuning:
     if chosen in (min(losses), max(losses)):
         log.warning("γ = %g is an end of the wider grid, too: try another grid", chosen)
     if any((result.train_accuracy or 0) >= LEARNED for result in results):
-        log.warning("%d epochs learn the training data, and the rule means little there: tune by accuracy", epochs)
-    if recipe.label_smoothing:
-        floor = smoothing_floor(recipe.label_smoothing, results[0].classes)
-        log.warning(
-            "label smoothing keeps losses above %.2f, so the rule leans to too small γ: tune by accuracy", floor
-        )
-    if recipe.label_noise:
-        log.warning("labels are random in part, and the rule looks for γ that learn them: tune by accuracy")
+        log.warning("%d epochs learn the training data, so the rule misleads: tune by accuracy", epochs)
+    for setting in ("label_smoothing", "label_noise"):
+        if getattr(recipe, setting):
+            log.warning("%s changes what a low training loss means, so the rule misleads: tune by accuracy", setting)
     return Tuning(recipe, "early", _ordered(results, parts), {"maxgain": chosen})
 
 
@@ -283,25 +277,14 @@ def _early_choice(results: Sequence[Result]) -> float:
         return min(losses)
 
 
-def smoothing_floor(smoothing: float, classes: int) -> float:
-    """The lowest loss that label smoothing allows: the entropy of its targets."""
-    wrong = smoothing / classes
-    right = 1 - smoothing + wrong
-    return -(right * math.log(right) + (classes - 1) * wrong * math.log(wrong))
-
-
 def early_losses(results: Iterable[Result]) -> dict[float, float]:
     """The last training loss of each γ; infinite where the run failed."""
     losses = {}
     for result in results:
-        loss = _last(result.history.train_loss) if result.status == "ok" else None
-        losses[result.recipe.gamma or math.nan] = math.inf if loss is None else loss
+        known = result.history.train_loss if result.status == "ok" else []
+        losses[result.recipe.gamma or math.nan] = math.inf if not known or known[-1] is None else known[-1]
     return losses
 
 
 def _ordered(results: Iterable[Result], parts: Sequence[Chosen]) -> tuple[Result, ...]:
     return tuple(sorted(results, key=lambda result: list(numbers_of(result.recipe, parts).values())))
-
-
-def _last(column: Sequence[float | None]) -> float | None:
-    return column[-1] if column else None

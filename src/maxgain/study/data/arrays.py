@@ -12,9 +12,9 @@ from torch import Tensor
 
 from maxgain.errors import DataError
 
-from .formats import to_bytes
+from .folder import to_bytes
+from .sources import DATASETS
 from .splits import Dataset, Split, cut, expect_trained, shared_images, stratified_order
-from .table import DATASETS
 
 HELD_OUT = 0.2
 """The share of the training images that becomes the validation part, where there is none."""
@@ -36,23 +36,18 @@ def dataset(
         validation: What numbers are chosen on; final runs are trained on it too. Default: a fifth of `train`.
         classes: The names of the classes; numbers by default.
     """
-    if (
-        not isinstance(name, str)
-        or name in DATASETS
-        or name.strip() != name
-        or "/" in name
-        or name[:1] in ("", ".", "-")
-    ):
+    is_text = isinstance(name, str) and name.strip() == name and "/" not in name
+    if not is_text or name in DATASETS or name[:1] in ("", ".", "-"):
         raise DataError(f"{name!r} cannot be the name of your data set: choose another.", field="name")
     parts = {"train": _split("train", train), "test": _split("test", test)}
     if validation is not None:
         parts["validation"] = _split("validation", validation)
     else:
-        rest, held_out = cut(stratified_order(parts["train"].labels.numpy(), seed=0), 1 - HELD_OUT)
+        rest, held_out = cut(stratified_order(parts["train"].labels.numpy()), 1 - HELD_OUT)
         parts |= {"train": parts["train"].take(rest), "validation": parts["train"].take(held_out)}
     _expect_alike(parts)
-    least = min(int(part.labels.min()) for part in parts.values())
-    most = max(int(part.labels.max()) for part in parts.values())
+    labels = torch.cat([part.labels for part in parts.values()])
+    least, most = int(labels.min()), int(labels.max())
     names = tuple(map(str, range(most + 1) if classes is None else classes))
     if least > 0 and classes is None:
         raise DataError(f"labels count from 0, but the least here is {least}: subtract it, or pass classes.")

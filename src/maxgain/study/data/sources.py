@@ -1,406 +1,393 @@
-"""How data sets lie on disk: one class for each kind of release, read into a `Dataset` and fetched where possible."""
+"""The data sets of the study, one row each in `DATASETS`: where they lie, how they are read and fetched.
+
+No code runs from a data file: CIFAR is read from its binary release, not from its pickles.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import tarfile
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from maxgain.errors import DataError
 
 from .. import _files
-from . import formats
-from .splits import Bytes, Dataset, Split, cut, expect_trained, shared_images, stratified_order
+from .._names import Table
+from .folder import read_folder
+from .splits import Bytes, Dataset, Split, cross_validate, cut, stratified_order
 
-SEED = 0
-"""Of the draws that split data sets which come without a split; another seed would be another data set."""
-PART_NAMES = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("validation", "valid", "val"), "validation"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
-"""What people call the folders of a split."""
-Listing = list[tuple[Path, int]]
-"""Image files and their labels."""
+CIFAR_SITE = "https://www.cs.toronto.edu/~kriz"
+SVHN_SITE = "http://ufldl.stanford.edu/housenumbers"
+SINS10_SITE = "https://www.cs.waikato.ac.nz/~ml/sins10/"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A data set on disk: where it lies, and how it is read and fetched."""
-
-    any_size: ClassVar[bool] = False
+    """A data set on disk: where it lies, and how it is read."""
 
     name: str
     what: str
     size: str
     remedy: str
     """What to do where it is missing."""
-    folders: tuple[str, ...] = ()
+    read: Callable[[Any, Path, int | None, int | None], Dataset]
+    """Reads it, from this source, its folder, the number of a fold and the side of its images."""
+    files: dict[str, int] = field(default_factory=dict)
+    """The files it needs, and how many images each holds; where any will do, none."""
+    folders: tuple[str, ...] = ("",)
     """What its folder may be called."""
     folds: int = 1
+    classes: int = 10
     published: str = ""
     """Where it was published."""
 
     @property
-    def required(self) -> tuple[str, ...]:
-        """The files it needs."""
-        return ()
-
-    def load(self, root: Path, fold: int | None, side: int | None) -> Dataset:
-        """The data set, or one fold of it, from its folder under `root`."""
-        raise NotImplementedError
-
-    def fetch(self, root: Path, progress: bool) -> Path:
-        """Download what is missing, and return its folder."""
-        raise DataError(f"{self.name} cannot be fetched: {self.remedy}.")
+    def any_size(self) -> bool:
+        """Whether its images are resized."""
+        return not self.files
 
     def find(self, root: Path) -> Path | None:
         """Its folder: `root` itself where that has its files, else one of its names under `root`."""
-        if any((root / file).is_file() for file in self.required):
+        if any((root / file).is_file() for file in self.files):
             return root
         return next((root / name for name in self.folders if (root / name).is_dir()), None)
 
-    def locate(self, root: Path) -> Path:
-        """Its folder, which must be there."""
-        if found := self.find(root):
-            return found
-        raise DataError(
-            f"{self.name} is not in {root} (no folder {self.folders[0]}): {self.remedy}, or set MAXGAIN_DATA.",
-            field="data",
-        )
-
-    def origin(self, where: Path) -> str:
-        """Where the files are from: the first line of a file SOURCE beside them, else where they were published."""
-        note = where / "SOURCE"
-        return note.read_text(encoding="utf-8").partition("\n")[0].strip() if note.is_file() else self.published
-
-    def is_there(self, root: Path) -> bool:
-        """Whether all its files are under `root`."""
-        where = self.find(root)
-        return where is not None and all((where / file).is_file() for file in self.required)
+    def dataset(self, where: Path, parts: Sequence[Split], fold: int | None, sha256: dict[str, str]) -> Dataset:
+        """The parts with what is known of them; a file SOURCE beside the data says in its first line where from."""
+        note, names = where / "SOURCE", map(str, range(self.classes))
+        source = note.read_text(encoding="utf-8").partition("\n")[0].strip() if note.is_file() else self.published
+        train, validation, test = parts
+        return Dataset(self.name, train, validation, test, tuple(names), fold, self.folds, source=source, sha256=sha256)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Digits(Source):
+def read_digits(source: Source, where: Path, fold: int | None, side: int | None) -> Dataset:
     """The digits that scikit-learn carries: 1,797 scans of 8×8 pixels, values 0 to 16 scaled to 0 to 255.
 
     A stratified order of all images is cut into folds; a fold, or the whole set, is cut 60 : 20 : 20.
     """
-
-    def load(self, root: Path, fold: int | None, side: int | None) -> Dataset:
-        """Read and cut the scans; `root` is not used."""
-        package = find_spec("sklearn")  # importing it would take longer than a short run
-        if package is None or package.origin is None:
-            raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
-        path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
-        source, sums = f"scikit-learn {version('scikit-learn')}", {path.name: sha256(path)}
-        scans = np.loadtxt(path, delimiter=",")
-        images = np.rint(scans[:, :64] * 255 / 16).astype(np.uint8).reshape(-1, 1, 8, 8)
-        labels = scans[:, 64].astype(np.int64)
-        order = stratified_order(labels, SEED)
-        chosen = order if fold is None else np.array_split(order, self.folds)[fold]
-        train, validation, test = (Split.of([(images[part], labels[part])]) for part in cut(chosen, 0.6, 0.8))
-        names = tuple("0123456789")
-        return Dataset(self.name, train, validation, test, names, fold, self.folds, source=source, sha256=sums)
-
-    def is_there(self, root: Path) -> bool:
-        """Always: scikit-learn has them."""
-        return True
+    sha256 = sums(where, source.files)
+    scans = np.loadtxt(where / "digits.csv.gz", delimiter=",")
+    images = np.rint(scans[:, :64] * 255 / 16).astype(np.uint8).reshape(-1, 1, 8, 8)
+    labels = scans[:, 64].astype(np.int64)
+    order = stratified_order(labels)
+    chosen = order if fold is None else np.array_split(order, source.folds)[fold]
+    train, validation, test = (Split.of([(images[part], labels[part])]) for part in cut(chosen, 0.6, 0.8))
+    return Dataset(
+        source.name, train, validation, test, tuple("0123456789"), fold, source.folds,
+        source=f"scikit-learn {version('scikit-learn')}", sha256=sha256,
+    )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Download:
-    """One published file: a data file itself, or a .tar.gz archive of several."""
+def read_folds(source: Source, where: Path, fold: int | None, side: int | None) -> Dataset:
+    """One fold of SINS-10's layout: X.bin with colour images of 96×96, plane by plane, and y.bin with a byte per label.
 
-    url: str
-    sha256: str
-    files: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """The published file's own name."""
-        return PurePosixPath(self.url).name
+    The images are consecutive folds of one size, each cut 8 : 1 : 1 in order. A smaller file of the same layout serves
+    as well; `note` says so.
+    """
+    if fold is None:
+        raise DataError(f"{source.name} is used one fold at a time: choose fold 0 to {source.folds - 1}.", field="fold")
+    path, labels = where / "X.bin", np.fromfile(where / "y.bin", np.uint8)
+    found, count = path.stat().st_size, len(labels)
+    expected = count * 3 * 96 * 96
+    if found != expected:
+        raise DataError(f"{path} has {found:,} bytes, expected {expected:,} for {count:,} labels.")
+    if count % source.folds or count < 10 * source.folds:
+        raise DataError(f"{path} has {count:,} images, not {source.folds} equal folds of 10 or more.")
+    expect_labels(where / "y.bin", labels, range(source.classes))
+    images = np.memmap(path, np.uint8, "r", shape=(count, 3, 96, 96))
+    size, published = count // source.folds, source.files[path.name] // source.folds
+    chosen = slice(fold * size, (fold + 1) * size)
+    whole = Split.of([(images[chosen], labels[chosen])])
+    test = size * 9 // 10
+    validation = test - test // 9
+    parts = (whole[:validation], whole[validation:test], whole[test:])
+    made = source.dataset(where, parts, fold, sums(where, source.files))
+    note = f"{where.name} is not {source.name} itself: folds of {size:,} images instead of {published:,}"
+    return made if size == published else replace(made, note=note)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Released(Source):
     """Files with a published split into training and test images; validation is a stretch of the former."""
 
-    read: Callable[[Path, int, int], tuple[Bytes, Bytes]]
+    read_file: Callable[[Path, int, int], tuple[Bytes, Bytes]]
     """Reads a file, from its path and the numbers of images and classes."""
-    train_files: dict[str, int]
-    """And how many images each holds."""
-    test_files: dict[str, int]
-    optional_files: dict[str, int] = field(default_factory=dict)
+    optional: dict[str, int] = field(default_factory=dict)
     """More training images, for those who have them."""
+    test: str
+    """The file that is tested on; all others are trained on."""
     train: slice
     validation: slice
-    classes: tuple[str, ...]
-    downloads: tuple[Download, ...]
+    downloads: dict[str, str]
+    """SHA-256 by address: of a data file, or of a .tar.gz archive of all files."""
 
-    @property
-    def required(self) -> tuple[str, ...]:
-        """All files but the optional ones."""
-        return (*self.train_files, *self.test_files)
-
-    def load(self, root: Path, fold: int | None, side: int | None) -> Dataset:
-        """Read all files that are there; `note` names what differs from the published set."""
-        where = self.locate(root)
-        optional = [file for file in self.optional_files if (where / file).exists()]
-        whole = Split.of(self._read(where / file) for file in (*self.train_files, *optional))
-        test = Split.of(self._read(where / file) for file in self.test_files)
-        train, validation = whole[self.train], whole[self.validation]
-        sums = {file: sha256(where / file) for file in (*self.required, *optional)}
-        notes = []
-        if absent := {file: count for file, count in self.optional_files.items() if file not in optional}:
-            complete = len(train) + sum(absent.values())
-            notes.append(
-                f"{self.name} without {', '.join(absent)}: {len(train):,} training images instead of {complete:,}"
-            )
-        if other := [file for file, known in self._published().items() if sums.get(file, known) != known]:
-            notes.append(f"not the published {', '.join(other)}, by SHA-256")
-        return Dataset(
-            self.name, train, validation, test, self.classes, fold,
-            note="; ".join(notes), source=self.origin(where), sha256=sums,
-        )  # fmt: skip
-
-    def fetch(self, root: Path, progress: bool) -> Path:
-        """Download what is missing or damaged; what is whole is left alone."""
-        where = self.find(root) or root / self.folders[0]
-        for download in self.downloads:
-            if not all(self._is_whole(where / file) for file in download.files):
-                fetch(download, where, progress)
-        return where
-
-    def _published(self) -> dict[str, str]:
-        """SHA-256 of published files; an archive's says nothing of a file in it."""
-        return {item.name: item.sha256 for item in self.downloads if item.name in item.files}
-
-    def _is_whole(self, path: Path) -> bool:
-        known = self._published().get(path.name)
+    def load(self, path: Path) -> tuple[Bytes, Bytes]:
+        """The images and labels of one of its files."""
         try:
-            self._read(path)
-        except DataError:
-            return False
-        return known is None or sha256(path) == known
-
-    def _read(self, path: Path) -> tuple[Bytes, Bytes]:
-        images = (self.train_files | self.test_files | self.optional_files)[path.name]
-        try:
-            return self.read(path, images, len(self.classes))
-        except DataError as error:
+            return self.read_file(path, (self.files | self.optional)[path.name], self.classes)
+        except (DataError, OSError) as error:
             raise DataError(f"{str(error).removesuffix('.')}: {self.remedy}.", field="data") from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class Folds(Source):
-    """SINS-10's layout: X.bin with colour images of 96×96, plane by plane, and y.bin with a byte for each label.
-
-    The images are consecutive folds of one size, each cut 8 : 1 : 1 in order. A smaller file of the same layout serves
-    as well; `note` says so.
-    """
-
-    shape: ClassVar[tuple[int, int, int]] = (3, 96, 96)
-    labels: ClassVar[int] = 10
-
-    fold_size: int
-    """As published."""
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        """Images and labels."""
-        return ("X.bin", "y.bin")
-
-    def load(self, root: Path, fold: int | None, side: int | None) -> Dataset:
-        """Read one fold, and nothing else."""
-        where = self.locate(root)
-        if fold is None:
-            raise DataError(f"{self.name} is used one fold at a time: choose fold 0 to {self.folds - 1}.", field="fold")
-        images, labels = self._open(where)
-        size = len(labels) // self.folds
-        chosen = slice(fold * size, (fold + 1) * size)
-        whole = Split.of([(images[chosen], labels[chosen])])
-        test = size * 9 // 10
-        validation = test - test // 9
-        parts = whole[:validation], whole[validation:test], whole[test:]
-        note = ""
-        if size != self.fold_size:
-            note = f"{where.name} is not {self.name} itself: folds of {size:,} images instead of {self.fold_size:,}"
-        names, sums = self._class_names(where), {file: sha256(where / file) for file in self.required}
-        return Dataset(self.name, *parts, names, fold, self.folds, note, self.origin(where), sums)
-
-    def _open(self, where: Path) -> tuple[Bytes, Bytes]:
-        """All images, mapped and not read, and all labels."""
-        path, labels = where / "X.bin", formats.raw(where / "y.bin")
-        size, count = path.stat().st_size, len(labels)
-        if size != count * int(np.prod(self.shape)):
-            raise DataError(
-                f"{path} has {size:,} bytes, expected {count * int(np.prod(self.shape)):,} for {count:,} labels."
-            )
-        if count % self.folds or count < 10 * self.folds:
-            raise DataError(f"{path} has {count:,} images, not {self.folds} equal folds of 10 or more.")
-        formats.expect_labels(where / "y.bin", labels, range(self.labels))
-        return np.memmap(path, np.uint8, "r", shape=(count, *self.shape)), labels
-
-    def _class_names(self, where: Path) -> tuple[str, ...]:
-        """The lines of classes.txt; numbers without that file, which is not part of the release."""
-        path = where / "classes.txt"
-        names = path.read_text(encoding="utf-8").splitlines() if path.exists() else map(str, range(self.labels))
-        return tuple(names)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Folder(Source):
-    """Image files of any size in one folder per class: ROOT/CLASS/*.jpg.
-
-    Where the root has folders train and test with the classes in each, they are the split; validation may be a third,
-    else the last tenth of a stratified order of the training images is held out. Otherwise all images are cut
-    80 : 10 : 10.
-    """
-
-    any_size: ClassVar[bool] = True
-    default_side: ClassVar[int] = 96
-
-    def load(self, root: Path, fold: int | None, side: int | None) -> Dataset:
-        """Read the central square of every image, resized to `side`; `note` names files that are no images."""
-        where, side = self.locate(root), self.default_side if side is None else side
-        if not 1 <= side <= 4096:
-            raise DataError(f"image_size must be from 1 to 4096 pixels, not {side}.", field="image_size")
-        classes, parts = self._list(where)
-        train, validation, test = (
-            Split.of(
-                [(formats.read_pictures([path for path, _ in part], side), np.array([label for _, label in part]))]
-            )
-            for part in parts
+def read_released(source: Released, where: Path, fold: int | None, side: int | None) -> Dataset:
+    """All files that are there; `note` names what differs from the published set."""
+    files = [*source.files, *(file for file in source.optional if (where / file).exists())]
+    whole = Split.of(source.load(where / file) for file in files if file != source.test)
+    test = Split.of([source.load(where / source.test)])
+    train, validation = whole[source.train], whole[source.validation]
+    sha256, notes = sums(where, files), []
+    if absent := {file: count for file, count in source.optional.items() if file not in files}:
+        complete = len(train) + sum(absent.values())
+        notes.append(
+            f"{source.name} without {', '.join(absent)}: {len(train):,} training images instead of {complete:,}"
         )
-        expect_trained(train, validation, test, classes)
-        others = [path.suffix.lower() or path.name for path in formats.find_files(where) if not _is_picture(path)]
-        unread = f"files that were not read: {len(others):,} ({', '.join(sorted(set(others)))})" if others else ""
-        notes = filter(None, [shared_images(train, validation, test), unread])
-        return Dataset(
-            self.name, train, validation, test, classes, fold, note="; ".join(notes), source="a folder of images"
+    published = {
+        PurePosixPath(url).name: known for url, known in source.downloads.items()
+    }  # an archive is no file here
+    if altered := [file for file, found in sha256.items() if published.get(file, found) != found]:
+        notes.append(f"not the published {', '.join(altered)}, by SHA-256")
+    return replace(source.dataset(where, (train, validation, test), fold, sha256), note="; ".join(notes))
+
+
+# --- Published formats: a file in, uint8 images (N, C, H, W) and labels from 0 out
+
+
+def cifar(path: Path, images: int, classes: int, label_bytes: int = 1) -> tuple[Bytes, Bytes]:
+    """A file of CIFAR's binary release: `label_bytes` labels, of which the last counts, and 3×32×32 pixels."""
+    record = label_bytes + 3 * 32 * 32
+    content = np.fromfile(path, np.uint8)
+    if len(content) != images * record:
+        raise DataError(f"{path} has {len(content):,} bytes, expected {images * record:,}.")
+    records = content.reshape(images, record)
+    labels = records[:, label_bytes - 1]
+    expect_labels(path, labels, range(classes))
+    return records[:, label_bytes:].reshape(images, 3, 32, 32), labels
+
+
+def svhn(path: Path, images: int, classes: int) -> tuple[Bytes, Bytes]:
+    """A file of SVHN's cropped digits: a MATLAB file with X (32, 32, 3, N) and labels y from 1 to 10, 10 being 0."""
+    from scipy.io import loadmat
+
+    try:
+        content = loadmat(path, variable_names=("X", "y"))
+        pixels, labels = content["X"], content["y"].ravel()
+    except Exception as error:  # scipy raises whatever its parser trips over
+        raise DataError(f"cannot read X and y from {path} as a MATLAB file: {error}.") from error
+    expected = (32, 32, 3, images)
+    if pixels.dtype != np.uint8 or pixels.shape != expected or labels.shape != (images,):
+        found = f"{pixels.dtype} {pixels.shape} and {len(labels)} labels"
+        raise DataError(f"{path} has images of {found}, expected uint8 {expected}.")
+    expect_labels(path, labels, range(1, classes + 1))
+    return pixels.transpose(3, 2, 0, 1), (labels % classes).astype(np.uint8)
+
+
+def expect_labels(path: Path, labels: NDArray[Any], allowed: range) -> None:
+    """Refuse labels that name no class."""
+    wrong = np.flatnonzero(~np.isin(labels, allowed))
+    if len(wrong):
+        raise DataError(
+            f"{path} has label {labels[wrong[0]]} at image {wrong[0]:,}, not {allowed.start} to {allowed.stop - 1}."
         )
 
-    def locate(self, root: Path) -> Path:
-        """The root itself."""
-        if not root.is_dir():
-            raise DataError(f"{root} is not a folder: {self.remedy}.", field="data")
-        return root
 
-    def _list(self, where: Path) -> tuple[tuple[str, ...], tuple[Listing, Listing, Listing]]:
-        """The names of the classes, and the files for training, validation and testing."""
-        split: dict[str, Path] = {}
-        for folder in _subfolders(where):  # a folder called train without folders in it is a class: of vehicles
-            part = PART_NAMES.get(folder.name.lower())
-            if part is not None and _subfolders(folder):
-                if part in split:
-                    raise DataError(f"{where} has both {split[part].name} and {folder.name}; remove one.", field="data")
-                split[part] = folder
-        if not split:
-            classes = self._class_names(where)
-            train, validation, test = _stratified(self._files(where, classes), 0.8, 0.9)
-        elif "train" in split and "test" in split:
-            classes = self._class_names(split["train"])
-            train, test = (self._files(split[name], classes) for name in ("train", "test"))
-            if held_out := split.get("validation"):
-                validation = self._files(held_out, classes)
-            else:
-                train, validation = _stratified(train, 0.9)
-        else:
-            there = " and ".join(folder.name for folder in split.values())
-            raise DataError(f"{where} has {there} but needs both train and test, or neither.", field="data")
-        if not (train and validation and test):
-            raise DataError(f"{where} has too few images for training, validation and test.", field="data")
-        return classes, (train, validation, test)
-
-    def _class_names(self, where: Path) -> tuple[str, ...]:
-        names = tuple(folder.name for folder in _subfolders(where))
-        if len(names) < 2:
-            raise DataError(
-                f"{where} needs a folder of images for each class, at least 2, but has {len(names)}.", field="data"
-            )
-        return names
-
-    def _files(self, where: Path, classes: tuple[str, ...]) -> Listing:
-        if unknown := {folder.name for folder in _subfolders(where)} - set(classes):
-            raise DataError(
-                f"{where} has a folder {min(unknown)}, which is no class of the training images.", field="data"
-            )
-        files = [
-            (path, label)
-            for label, name in enumerate(classes)
-            for path in formats.find_files(where / name)
-            if _is_picture(path)
-        ]
-        labels = {label for _, label in files}
-        if empty := [name for label, name in enumerate(classes) if label not in labels]:
-            known = ", ".join(sorted(formats.SUFFIXES))
-            raise DataError(f"{where / empty[0]} has no images ({known}): add some, or remove it.", field="data")
-        return files
+def sums(where: Path, files: Iterable[str]) -> dict[str, str]:
+    """SHA-256 of each file."""
+    found = {}
+    for file in files:
+        with (where / file).open("rb") as content:
+            found[file] = hashlib.file_digest(content, "sha256").hexdigest()
+    return found
 
 
-def _subfolders(where: Path) -> list[Path]:
-    return sorted(path for path in where.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
-def _is_picture(path: Path) -> bool:
-    return path.suffix.lower() in formats.SUFFIXES
-
-
-def _stratified(files: Listing, *fractions: float) -> list[Listing]:
-    """The files cut at these fractions of a stratified order."""
-    order = stratified_order(np.array([label for _, label in files]), SEED)
-    return [[files[index] for index in part] for part in cut(order, *fractions)]
-
-
-def fetch(download: Download, folder: Path, progress: bool) -> None:
-    """Download a published file into `folder`, check its SHA-256, and unpack it where it is an archive."""
+def _download(url: str, sha256: str, folder: Path, members: list[str], progress: bool) -> None:
+    """Download a published file into `folder`, check its SHA-256, and unpack its members where it is an archive."""
     import pooch
 
     pooch.get_logger().setLevel("ERROR")
+    path = folder / PurePosixPath(url).name
     try:
-        known = f"sha256:{download.sha256}"
-        pooch.retrieve(download.url, known, fname=download.name, path=folder, progressbar=progress)
-        if download.name not in download.files:
-            unpack(folder / download.name, folder, download.files)
-            (folder / download.name).unlink()
+        pooch.retrieve(url, f"sha256:{sha256}", fname=path.name, path=folder, progressbar=progress)
+        if members:
+            unpack(path, folder, members)
+            path.unlink()
     except (OSError, ValueError, tarfile.TarError, EOFError) as error:  # requests raises OSError, pooch ValueError
-        raise DataError(f"cannot download {download.url} into {folder}: {error}.") from error
+        raise DataError(f"cannot download {url} into {folder}: {error}.") from error
 
 
 def unpack(archive: Path, folder: Path, files: Iterable[str]) -> None:
-    """Write the members FOLDER/file of `archive`, for each of `files` and for nothing else, into `folder`."""
-    wanted = set(files)
-    with tarfile.open(archive, "r:gz") as tar:
-        for member in tar:
-            path = PurePosixPath(member.name)  # only ever compared: an archive cannot write outside of the folder
-            if member.isfile() and len(path.parts) == 2 and path.name in wanted:
-                source = tar.extractfile(member)
-                assert source is not None, "a regular member has content"
-                _files.write(folder / path.name, source.read())
-                wanted.remove(path.name)
-    if wanted:
-        raise DataError(f"{archive} has no {', '.join(sorted(wanted))}.")
+    """Write the members of `archive` that are called so, and nothing else, into `folder`."""
+    with tarfile.open(archive) as tar:
+        members = {PurePosixPath(member.name).name: member for member in tar if member.isfile()}
+        for file in files:
+            if file not in members or (content := tar.extractfile(members[file])) is None:
+                raise DataError(f"{archive} has no {file}.")
+            _files.write(folder / file, content.read())
 
 
-def sha256(path: Path) -> str:
-    """The file's SHA-256; a file that did not change is not read twice."""
+# --- The rows
+
+
+_SKLEARN = find_spec("sklearn")  # not imported: that would take longer than a short run
+_IN_SKLEARN = (str(Path(_SKLEARN.origin).with_name("datasets") / "data"),) if _SKLEARN and _SKLEARN.origin else ()
+
+# The SHA-256 values are those that independent public catalogues agree on for the published files.
+_ROWS: tuple[Source, ...] = (
+    Source(
+        name="digits",
+        read=read_digits,
+        what="handwritten digits, scanned",
+        size="1,797 grey images of 8×8, 10 classes",
+        remedy="install scikit-learn, which contains it",
+        files={"digits.csv.gz": 1797},
+        folders=_IN_SKLEARN,
+        folds=10,
+    ),
+    Released(
+        read=read_released,
+        name="cifar10",
+        what="photographs of animals and vehicles",
+        size="60,000 colour images of 32×32, 10 classes",
+        remedy="run `maxgain data fetch cifar10`",
+        folders=("cifar-10-batches-bin",),
+        published=CIFAR_SITE,
+        read_file=cifar,
+        files=dict.fromkeys([*(f"data_batch_{batch}.bin" for batch in range(1, 6)), "test_batch.bin"], 10_000),
+        test="test_batch.bin",
+        train=slice(0, 40_000),
+        validation=slice(40_000, 50_000),
+        downloads={
+            f"{CIFAR_SITE}/cifar-10-binary.tar.gz": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
+        },
+    ),
+    Released(
+        read=read_released,
+        name="cifar100",
+        what="photographs of animals, plants and things",
+        size="60,000 colour images of 32×32, 100 classes",
+        remedy="run `maxgain data fetch cifar100`",
+        folders=("cifar-100-binary",),
+        published=CIFAR_SITE,
+        read_file=partial(cifar, label_bytes=2),
+        files={"train.bin": 50_000, "test.bin": 10_000},
+        test="test.bin",
+        train=slice(0, 40_000),
+        validation=slice(40_000, 50_000),
+        classes=100,
+        downloads={
+            f"{CIFAR_SITE}/cifar-100-binary.tar.gz": "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"
+        },
+    ),
+    Released(
+        read=read_released,
+        name="svhn",
+        what="house numbers from street photographs",
+        size="630,420 colour images of 32×32, 10 classes",
+        remedy="run `maxgain data fetch svhn`",
+        folders=("svhn",),
+        published=SVHN_SITE,
+        read_file=svhn,
+        files={"train_32x32.mat": 73_257, "test_32x32.mat": 26_032},
+        optional={"extra_32x32.mat": 531_131},
+        test="test_32x32.mat",
+        train=slice(10_000, None),
+        validation=slice(0, 10_000),
+        downloads={
+            f"{SVHN_SITE}/train_32x32.mat": "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+            f"{SVHN_SITE}/test_32x32.mat": "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+            f"{SVHN_SITE}/extra_32x32.mat": "a133a4beb38a00fcdda90c9489e0c04f900b660ce8a316a5e854838379a71eb3",
+        },
+    ),
+    Source(
+        name="sins10",
+        read=read_folds,
+        what="ImageNet photographs in ten independent folds",
+        size="100,000 colour images of 96×96, 10 classes",
+        remedy=f"put X.bin and y.bin from {SINS10_SITE} into a folder sins10",
+        files={"X.bin": 100_000, "y.bin": 100_000},
+        folders=("sins10", "imagenette-folds"),
+        published=SINS10_SITE,
+        folds=10,
+    ),
+    Source(
+        name="folder",
+        read=lambda source, where, fold, side: replace(read_folder(where, side), fold=fold),
+        what="your own images, one folder for each class",
+        size="as many as there are, resized and cropped",
+        remedy="choose one that has a folder of images for each class",
+    ),
+)
+DATASETS = Table("dataset", DataError, {source.name: source for source in _ROWS})
+
+
+def load(
+    name: str,
+    root: str | Path | None = None,
+    fold: int | None = None,
+    size: int | None = None,
+    cross_validation: int | None = None,
+) -> Dataset:
+    """The data set `name` from the folder `root`, or from where `data_root` says.
+
+    `fold` chooses one of its disjoint folds, or one of `cross_validation` overlapping ones.
+    `size` is the side of the images of a folder.
+    """
+    source, root = DATASETS[name], data_root(root)
+    if cross_validation is not None:
+        return cross_validate(load(name, root, size=size), fold, cross_validation)
+    if fold is not None and not 0 <= fold < source.folds:
+        has = f"folds 0 to {source.folds - 1}" if source.folds > 1 else "no folds"
+        raise DataError(f"{name} has {has}, so there is no fold {fold}.", field="fold")
+    if size is not None and not source.any_size:
+        raise DataError(f"{name} has images of one size.", field="image_size")
+    where = source.find(root)
+    if where is None:
+        missing = f"no folder {' or '.join(source.folders)}".strip()
+        raise DataError(f"{name} is not in {root} ({missing}): {source.remedy}, or set MAXGAIN_DATA.", field="data")
     try:
-        about = path.stat()
-        return _sha256(path, about.st_size, about.st_mtime_ns)
+        return source.read(source, where, fold, size)
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}.") from error
+        raise DataError(f"cannot read {error.filename or name}: {error.strerror or error}.", field="data") from error
 
 
-@lru_cache(maxsize=64)
-def _sha256(path: Path, *version: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def is_there(name: str, root: str | Path | None = None) -> bool:
+    """Whether the files of `name` are there."""
+    where = DATASETS[name].find(data_root(root))
+    return where is not None and all((where / file).is_file() for file in DATASETS[name].files)
+
+
+def check(name: str, root: str | Path | None = None) -> str:
+    """What is wrong with the files of `name`; empty where nothing is."""
+    try:
+        load(name, root, 0 if DATASETS[name].folds > 1 else None)
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+def fetch(name: str, root: str | Path | None = None, progress: bool = False) -> Path:
+    """Download what is missing or damaged of `name`, and return its folder."""
+    source, root = DATASETS[name], data_root(root)
+    if not isinstance(source, Released):
+        raise DataError(f"{name} cannot be fetched: {source.remedy}.")
+    where = source.find(root) or root / source.folders[0]
+    for url, sha256 in source.downloads.items():
+        is_archive = url.endswith(".tar.gz")
+        if not is_archive or check(name, root):  # pooch itself leaves a whole file alone
+            _download(url, sha256, where, [*source.files] if is_archive else [], progress)
+    return where
+
+
+def data_root(root: str | Path | None = None) -> Path:
+    """Where data sets lie: `root`, else $MAXGAIN_DATA, else the user's cache folder."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "maxgain"
+    return Path(root or os.environ.get("MAXGAIN_DATA") or cache).expanduser()

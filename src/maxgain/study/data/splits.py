@@ -118,15 +118,17 @@ def cross_validate(dataset: Dataset, fold: int | None, folds: int) -> Dataset:
     pool = dataset.train.join(dataset.validation)
     if len(pool) < folds:
         raise DataError(f"{dataset.name} has only {len(pool)} images for {folds} folds.", field="cross_validation")
-    parts = cut(stratified_order(pool.labels.numpy(), seed=0), *(number / folds for number in range(1, folds)))
+    parts = cut(stratified_order(pool.labels.numpy()), *(number / folds for number in range(1, folds)))
     following = (fold + 1) % folds
     rest = np.concatenate([part for number, part in enumerate(parts) if number not in (fold, following)])
     train, validation, test = (pool.take(part) for part in (rest, parts[following], parts[fold]))
     return replace(dataset, train=train, validation=validation, test=test, fold=fold)
 
 
-def stratified_order(labels: NDArray[Any], seed: int) -> NDArray[np.intp]:
+def stratified_order(labels: NDArray[Any], seed: int = 0) -> NDArray[np.intp]:
     """An order of the images in which every consecutive stretch has the classes in proportion.
+
+    Another seed would make another data set of one that comes without a split.
 
     The images of a class are shuffled and spread evenly over the unit interval; sorting all of them by that position
     interleaves the classes.

@@ -18,7 +18,7 @@ from matplotlib.ticker import LogLocator
 from numpy.typing import NDArray
 
 from ..comparison import Comparison
-from ..regularisers import Chosen
+from ..recipe import Chosen
 from ..result import Result
 from ..tuning import early_losses, numbers_of
 

@@ -20,10 +20,8 @@ from .. import _files
 from ..comparison import HEADS, Comparison, compare
 from ..plan import FILE as PLAN
 from ..plan import Plan, read_plan
-from ..recipe import Recipe, to_json
-from ..regularisers import short_name, spell
-from ..result import RESULT, Result, load
-from ..run import CONFIG
+from ..recipe import Recipe, short_name, spell, to_json
+from ..result import CONFIG, RESULT, Result, load
 from ..sentences import counted, listed, percent
 from ..tuning import FILE as TUNING
 from ..tuning import Choice, numbers_of
