@@ -19,8 +19,8 @@ from torch.optim import LBFGS, Optimizer
 from torch.utils._pytree import tree_map_only
 
 from . import _torch
-from .distributed import differing_ranks, full, gathered_parameters, is_sharded, local
-from .errors import MeasurementWarning
+from .distributed import full, gathered_parameters, is_sharded, local
+from .errors import MeasurementWarning, NothingToConstrainError
 from .layers import ITSELF, Layer, find_layers, first_input, matches, named_modules, uncovered
 
 if TYPE_CHECKING:
@@ -201,7 +201,8 @@ def take_snapshot(constraint: Constraint, optimizer: Optimizer | None, plan: Ste
     columns = (sizes, gradients, measured, cut_hard, constraint._buffer.dropped)
     numbers, arrival = begin_copy(torch.stack([column.to(sizes.dtype) for column in columns]))
     reasons, new = reasons_not_bounded(constraint), added(constraint, optimizer)
-    known = [(one.name, reasons[one], constraint._is_bounded[at], constraint._fallback(at)) for one, at in layers]
+    fallbacks = constraint._buffer.fallbacks
+    known = [(one.name, reasons[one], constraint._is_bounded[at], fallbacks.get(at, "")) for one, at in layers]
     return known + [(name, ADDED) for name in new], [at for _, at in layers] + [None] * len(new), numbers, arrival
 
 
@@ -221,9 +222,12 @@ def added(constraint: Constraint, optimizer: Optimizer | None) -> list[str]:
         return []
     known, held = {id(layer.module) for layer in constraint._slots}, _torch.parameters_of(optimizer)
     skipped = {name.split("[")[0] for name in constraint.skipped}  # of blocks, too
+    layers: list[Layer] = []
+    with contextlib.suppress(NothingToConstrainError):  # all of them may be gone
+        layers = find_layers(constraint.model).layers
     return [
         layer.name
-        for layer in find_layers(constraint.model).layers
+        for layer in layers
         if (weight := layer.parameter) is not None and weight.requires_grad and id(layer.module) not in known
         and (id(weight) in held or weight.grad is not None)
         and layer.name not in skipped and not matches(layer.name, *constraint._exclude)
@@ -258,13 +262,6 @@ def bounded_twice(constraint: Constraint) -> str:
         f"Another {type(alike[0]).__name__} ({alike[0].bound_name}={alike[0]._bound!r}) bounds these layers already, "
         "and both act. Call detach() on it before you make this one; if you have lost it, make the model again."
     )
-
-
-def differing(constraint: Constraint) -> str:
-    """One sentence about ranks that take each other's gains for their own; or nothing. A collective."""
-    why = differing_ranks(constraint._slots, constraint.process_group, constraint._gains.device)
-    remedy = "Pass process_group=, the ranks that train one model, or process_group=False."
-    return f"{why}, but take the largest of each other's gains. {remedy}" if why else ""
 
 
 def unsuited(optimizer: Optimizer) -> str:

@@ -19,10 +19,10 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from . import _torch, checks
-from .distributed import Group, max_over_ranks, resolve_group
+from .distributed import Group, differing_ranks, max_over_ranks, resolve_group
 from .errors import AttachError
 from .functional import project_
-from .layers import ITSELF, Bound, Globs, Layer, as_globs, expect_some, find_layers, resolve_bounds
+from .layers import ITSELF, Bound, Globs, Layer, as_globs, find_layers, resolve_bounds
 from .plan import StepPlan, device_of, expect_no_overlap, make_plan, number_weights
 from .text import text_table
 
@@ -107,7 +107,6 @@ class Constraint:
         process_group: Group = None,
     ) -> None:
         found = find_layers(model, include, exclude, parts=parts)
-        expect_some(found, model)
         self.model = model
         self.process_group = resolve_group(process_group)
         self.skipped = found.skipped
@@ -193,7 +192,9 @@ class Constraint:
         after_step = torch.compiler.disable(self._step)  # type: ignore[no-untyped-call]
         self._attached[optimizer] = Attached(optimizer.register_step_post_hook(after_step))
         self._forget_plans()
-        self._rest(self._attached[optimizer], self._plan(optimizer))  # its first step measures, in mid-cycle too
+        plan = self._plan(optimizer)  # now, as none can be made while a step is captured
+        if self.every > 1:
+            self._rest(self._attached[optimizer], plan)  # its first step measures, in mid-cycle too
         if self._hooks:
             checks.warn(checks.unsuited(optimizer))
         return self
@@ -301,9 +302,9 @@ class Constraint:
         else:
             sizes = torch.full_like(maxima, UNMEASURED).index_copy_(0, plan.own, maxima[plan.own])
             maxima.index_fill_(0, plan.own, UNMEASURED)
-        if not number and not is_captured:  # before ranks that hold other layers wait for each other
-            checks.warn(checks.differing(self))
         if dist.is_available() and dist.is_initialized():
+            if not number and not is_captured:  # before ranks that hold other layers wait for each other
+                checks.warn(differing_ranks(self._slots, self.process_group, sizes.device))
             sizes = max_over_ranks(sizes, self.process_group)
         if is_checked or (attached.checks.pending is not None and not is_captured):
             attached.checks.look(self, optimizer, plan, sizes, is_new=is_checked)
@@ -364,10 +365,6 @@ class Constraint:
             self._updates = _torch.Updates(self, lambda constraint: checks.warn(checks.not_attached(constraint)))
         if not self._hooks:
             self._hooks = self._make_hooks()
-
-    def _fallback(self, slot: int) -> str:
-        """Say why no kernel measures a slot on a GPU."""
-        return self._buffer.fallbacks.get(slot, "")
 
     def _forget_plans(self) -> None:
         for attached in self._attached.values():

@@ -44,7 +44,7 @@ def max_over_ranks(packed: Tensor, group: Any) -> Tensor:
 
 
 def differing_ranks(layers: Collection[Layer], group: Any, device: torch.device) -> str:
-    """Say how the ranks of a group differ, in their layers or in their weights; or nothing. A collective."""
+    """One sentence about ranks that take each other's gains for their own; or nothing. A collective."""
     if not is_exchanged(group):
         return ""
     names = "\n".join(layer.name for layer in layers)
@@ -56,8 +56,12 @@ def differing_ranks(layers: Collection[Layer], group: Any, device: torch.device)
     gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(gathered, own, group)
     names_differ, weights_differ = (torch.stack(gathered) != own).any(0).tolist()
-    what = "different layers" if names_differ else "different weights" if weights_differ else ""
-    return what and f"The ranks train {what}"
+    if not names_differ and not weights_differ:
+        return ""
+    return (
+        f"The ranks train different {'layers' if names_differ else 'weights'}, but take the largest of each other's "
+        "gains. Pass process_group=, the ranks that train one model, or process_group=False."
+    )
 
 
 def is_sharded(tensor: Any) -> bool:

@@ -204,7 +204,7 @@ def find_layers(
     parts: Mapping[str, Iterable[str]] | None = None,
     rescale: bool = True,
 ) -> Found:
-    """Find the layers to measure or, with ``rescale``, to bound, in the order of their registration.
+    """Find the layers to measure or, with ``rescale``, to bound, in the order of their registration; at least one.
 
     Without ``include`` every layer is taken whose kind is on by default. A layer that cannot be used is skipped, with
     the reason. ``parts`` maps globs to the names of equal blocks of a layer's outputs.
@@ -233,12 +233,22 @@ def find_layers(
         if kind is None or reason is not None:
             found.skipped[name] = str(reason)
         else:
-            blocks = next((blocks for glob, blocks in parts.items() if matches(name, glob)), ())
-            found.layers.extend(_split(Layer(name, module, kind, own_forward), blocks))
+            layer, blocks = (
+                Layer(name, module, kind, own_forward),
+                [parts[glob] for glob in parts if matches(name, glob)],
+            )
+            found.layers.extend(_split(layer, blocks[0]) if blocks else [layer])
     if unused:
         glob = sorted(unused)[0]
         hint = f" Write '{glob}.*' for those within." if any(matches(name, f"{glob}.*") for name in known) else ""
         raise PatternError(f"the pattern {glob!r} matches no layer; the layers are {_listed(known)}.{hint}")
+    if not found.layers:
+        first = {reason: name or ITSELF for name, reason in reversed(found.skipped.items())}
+        why = "; ".join(f"{name}: {reason}" for reason, name in first.items())
+        raise NothingToConstrainError(
+            f"{type(model).__name__} has no layer to work on{f' ({why})' if why else ''}. Known are dense, "
+            "convolutional and batch-norm layers; register_layer() adds a type; include and exclude choose."
+        )
     return found
 
 
@@ -255,59 +265,46 @@ def named_modules(model: nn.Module | Iterable[nn.Module]) -> Iterator[tuple[str,
             yield ".".join(step for step in path.split(".") if step != "_orig_mod"), module
 
 
-def expect_some(found: Found, model: Any) -> None:
-    """Raise where there is nothing to work on."""
-    if not found.layers:
-        first = {reason: name or ITSELF for name, reason in reversed(found.skipped.items())}
-        why = "; ".join(f"{name}: {reason}" for reason, name in first.items())
-        raise NothingToConstrainError(
-            f"{type(model).__name__} has no layer to work on{f' ({why})' if why else ''}. Known are dense, "
-            "convolutional and batch-norm layers; register_layer() adds a type; include and exclude choose."
-        )
-
-
 def look_up(module: nn.Module, *, rescale: bool = True) -> tuple[LayerKind | None, bool, str | None]:
-    """Return a module's row, whether it has another forward than the row's type, and why it cannot be used, if so."""
+    """Return a module's row, whether it has another forward than the row's type, and why it cannot be used, if so.
+
+    Reads no computed weight, which might change it.
+    """
     cls: Any
     # What holds nothing, such as a quantisable addition, has nothing quantised in it.
     if any(cls.__module__.startswith(_QUANTISED) for cls in type(module).__mro__) and module.state_dict():
         return None, False, "its weight is quantised"
     for cls in type(module).__mro__:
         kind = KINDS.get(cls) or KINDS.get(f"{cls.__module__}.{cls.__qualname__}")
-        if kind is None and cls in UNSUPPORTED:
-            return None, False, UNSUPPORTED[cls]
         if kind is not None:
-            if module._parameters.get(kind.weight, module) is None:
-                return None, False, None  # no affine transform: nothing to bound
-            is_inner = getattr(type(module), "_conv_forward", None) is getattr(cls, "_conv_forward", None)
-            is_plain = is_inner and type(module).forward in (cls.forward, nn.SyncBatchNorm.forward)
-            return kind, not is_plain or "forward" in vars(module), _defect(module, kind, rescale)
-    return None, False, None
-
-
-def _defect(module: nn.Module, kind: LayerKind, rescale: bool) -> str | None:
-    """Say why a layer of a known kind cannot be used all the same. Reads no computed weight, which might change it."""
-    weight: Any = module._parameters.get(kind.weight)
-    if kind.form == "batch_norm" and getattr(module, "running_var", None) is None:
-        return "it keeps no running variance (track_running_stats=False)"
+            break
+        if cls in UNSUPPORTED:
+            return None, False, UNSUPPORTED[cls]
+    else:
+        return None, False, None
+    weight: Any = module._parameters.get(kind.weight, module)
     if weight is None:
-        is_measurable = not rescale and kind.diagonal is None
-        return None if is_measurable else f"its {kind.weight!r} is computed (a parametrisation, pruning, weight norm)"
-    if is_lazy(weight):
-        return "its size is unknown before a first batch: run one, then make the constraint"
-    if not weight.is_floating_point() or weight.element_size() < 2 or weight.layout != torch.strided:
-        return "its weight is quantised, sparse or complex"
-    return None
+        return None, False, None  # no affine transform: nothing to bound
+    is_inner = getattr(type(module), "_conv_forward", None) is getattr(cls, "_conv_forward", None)
+    is_plain = is_inner and type(module).forward in (cls.forward, nn.SyncBatchNorm.forward)
+    reason = None
+    if kind.form == "batch_norm" and getattr(module, "running_var", None) is None:
+        reason = "it keeps no running variance (track_running_stats=False)"
+    elif weight is module:
+        if rescale or kind.diagonal is not None:
+            reason = f"its {kind.weight!r} is computed (a parametrisation, pruning, weight norm)"
+    elif is_lazy(weight):
+        reason = "its size is unknown before a first batch: run one, then make the constraint"
+    elif not weight.is_floating_point() or weight.element_size() < 2 or weight.layout != torch.strided:
+        reason = "its weight is quantised, sparse or complex"
+    return kind, not is_plain or "forward" in vars(module), reason
 
 
 def _split(layer: Layer, blocks: Iterable[str]) -> list[Layer]:
-    """The equal blocks of a layer's outputs, by their names; the layer itself without names."""
+    """The equal blocks of a layer's outputs, by their names."""
     names: list[Any] = list(blocks) if isinstance(blocks, Iterable) else [blocks]
-    if not names:
-        return [layer]
-    why = ""
-    outputs = layer.parameter.shape[layer.kind.output_dim]
-    if not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
+    why, outputs = "", layer.parameter.shape[layer.kind.output_dim]
+    if not names or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
         why = f"needs a name for each part, such as ('q', 'k', 'v'), not {blocks!r:.60}"
     elif layer.kind.form != "affine" or (layer.is_transposed and getattr(layer.module, "groups", 1) > 1):
         why = f"({type(layer.module).__name__}) has no parts: pass dense layers or plain convolutions"
@@ -359,30 +356,26 @@ def resolve_bounds(bound: Bound, names: list[str], what: str, skipped: Iterable[
 
     A glob may match layers that were skipped alone.
     """
-    if not isinstance(bound, Mapping):
-        return [_checked_bound(bound, what)] * len(names)
-    for glob, value in bound.items():
+    by_glob = bound if isinstance(bound, Mapping) else {"*": bound}
+    for glob, value in by_glob.items():
         if not isinstance(glob, str):
             raise PatternError(f"{what} maps globs over layer names, such as '0' or 'features.*', not {glob!r:.40}.")
-        _checked_bound(value, f"{what}[{glob!r}]")
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if not is_number or not value >= torch.finfo(torch.float32).tiny:
+            said = f"{value!r:.40}" if isinstance(value, Real | str | None) else type(value).__name__
+            raise BoundError(
+                f"{f'{what}[{glob!r}]' if by_glob is bound else what} must be a positive number (inf measures without "
+                f"a bound), or a mapping of layer names to them, not {said}."
+            )
         if not any(matches(name, glob) for name in (*names, *skipped)):
             raise PatternError(f"the pattern {glob!r} of {what} matches no layer; the layers are {_listed(names)}.")
     bounds = []
     for name in names:
-        matching = [float(value) for glob, value in bound.items() if matches(name, glob)]
+        matching = [float(value) for glob, value in by_glob.items() if matches(name, glob)]
         if not matching:
             raise BoundError(f"{what} has no pattern for layer {name!r}: add '*': float('inf') to leave others free.")
         bounds.append(matching[0])
     return bounds
-
-
-def _checked_bound(bound: Any, what: str) -> float:
-    is_number = isinstance(bound, Real) and not isinstance(bound, bool)
-    if not is_number or not bound >= torch.finfo(torch.float32).tiny:
-        said = f"{bound!r:.40}" if isinstance(bound, Real | str | None) else type(bound).__name__
-        what = f"{what} must be a positive number (inf measures without a bound), or a mapping of layer names to them"
-        raise BoundError(f"{what}, not {said}.")
-    return float(bound)
 
 
 def as_globs(globs: Globs | None) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from .checks import homogeneity_error, warn
 from .distributed import full, gathered_parameters
 from .errors import MaxGainError, MissingExtraError
 from .functional import check_p, gain
-from .layers import ITSELF, Globs, Layer, check_instance, expect_some, find_layers, first_input
+from .layers import ITSELF, Globs, Layer, check_instance, find_layers, first_input
 from .text import text_table
 
 if TYPE_CHECKING:
@@ -114,7 +114,6 @@ def measure_gains(
     if isinstance(batches, Tensor | np.ndarray | Mapping | str) or not isinstance(batches, Iterable):
         raise MaxGainError(f"batches must be several, such as [batch] or a DataLoader, not {type(batches).__name__}.")
     found = find_layers(model, include, exclude, parts=parts, rescale=False)
-    expect_some(found, model)
     seen: dict[str, list[Tensor]] = {layer.name: [] for layer in found.layers}
     skipped = dict(found.skipped)
 

@@ -92,7 +92,7 @@ def make_plan(constraint: Constraint, optimizer: Optimizer | None) -> StepPlan:
     count, bounds = len(constraint._bounds), constraint._bounds
     parts, at = [part for part, _ in weights.values()], [slot for _, slot in weights.values()]
     is_simple = constraint.divides and slots == {*constraint._slots.values()} and len({*at}) == len(at)
-    can_fuse = is_simple and kernels.can_fuse(parts, bounds)
+    can_fuse = is_simple and bounds.is_cuda and kernels.can_fuse(parts, bounds)
     fused = kernels.FusedProjection(parts, at, count, bounds.device) if can_fuse else None
     own, places = (torch.tensor(some, dtype=torch.int64, device=bounds.device) for some in (sorted(slots), at))
     return StepPlan(slots, own, parts, places, fused, origins)

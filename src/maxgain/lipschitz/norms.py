@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import MaxGainError, UnsupportedLayerError
-from ..layers import ITSELF, Found, Globs, Layer, expect_some, find_layers, first_input
+from ..layers import ITSELF, Found, Globs, Layer, find_layers, first_input
 from ..measure import call, evaluating, observing
 from ..text import text_table
 from .largest import largest_singular_value
@@ -83,7 +83,6 @@ def operator_norms(
     """
     p = check_operator_p(p)
     found = find_layers(model, include, exclude, rescale=False)
-    expect_some(found, model)
     shapes: dict[Layer, set[Shapes]] = {layer: set() for layer in found.layers}
 
     def observe(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
