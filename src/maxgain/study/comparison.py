@@ -241,7 +241,7 @@ def _row(
     plan: Plan, name: str, recipes: Sequence[Recipe], accuracies: Mapping[str, float], guesses: Mapping[str, float]
 ) -> Row:
     scores = _by_unit(plan, recipes, accuracies)
-    mean, standard_error = statistics.mean_and_error(list(scores.values()))
+    values = list(scores.values())
     given = {choice.row.name for choice in parse(name) if choice.value is not None}
     given |= {regulariser for numbers in plan.numbers.get(name, {}).values() for regulariser in numbers}
     labels = {short_name(spell(recipe.chosen), given) for recipe in recipes}
@@ -249,8 +249,8 @@ def _row(
         name=name,
         label=labels.pop() if len(labels) == 1 else name,
         scores=scores,
-        mean=mean,
-        standard_error=standard_error,
+        mean=float(np.mean(values)) if values else None,
+        standard_error=float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None,
         planned=len(recipes),
         failed=sum(recipe.key in guesses for recipe in recipes),
         missing=sum(recipe.key not in guesses and recipe.key not in accuracies for recipe in recipes),
@@ -277,15 +277,11 @@ def _sampling_error(*rows: Sequence[Result]) -> float | None:
 
 def _analyses(plan: Plan, scores: Scores) -> tuple[list[Difference | None], list[Difference | None]]:
     """Every contrast by the analysis that decides and by the other, each corrected as a family of its own."""
-    by_pairs: list[Difference | None] = []
-    for first, second in plan.contrasts:
-        units = [unit for unit in scores[first] if unit in scores[second]]
-        a, b = ([scores[row][unit] for unit in units] for row in (first, second))
-        by_pairs.append(statistics.paired(a, b, plan.overlap) if units else None)
-    by_model = statistics.pooled(scores, plan.contrasts, plan.overlap)
-    both = [statistics.as_family(tests, plan.region) for tests in (by_pairs, by_model)]
-    decides, checks = both if plan.decide_by == "paired" else reversed(both)
-    return decides, checks
+    paired, pooled = (
+        statistics.as_family(test(scores, plan.contrasts, plan.overlap), plan.region)
+        for test in (statistics.paired, statistics.pooled)
+    )
+    return (paired, pooled) if plan.decide_by == "paired" else (pooled, paired)
 
 
 def _contrasts(
