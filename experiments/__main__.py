@@ -16,8 +16,8 @@ from maxgain.study.result import Inputs, Result, export, load
 from maxgain.study.running import Machine, Runner
 
 from .document import ROOT, build
-from .plan import BRIDGE, EDGE, EXPERIMENTS, by_key
-from .state import read
+from .plan import BRIDGE, EDGE, EXPERIMENTS
+from .state import by_key, read
 
 RESULTS = ROOT / "results" / "plan-2"
 REPEATS = {"edge": EDGE, "bridge": BRIDGE}

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from maxgain.study.sentences import listed
 
-from . import paper
-from .plan import Experiment, early_choice, early_epoch
-from .state import State
+from .plan import PAPER, Experiment
+from .state import State, early_choice, early_epoch
 
 PICKED = {
-    *(("cifar10", row) for row in paper.CIFAR10),
+    *(("cifar10", row) for row in PAPER["cifar10"]),
     *((name, row) for name in ("svhn", "svhn8") for row in ("maxgain", "maxgain+batchnorm+dropout")),
-    *(("sins10", row) for row in paper.SINS10),
+    *(("sins10", row) for row in PAPER["sins10"]),
 }
 """The searches that the early rule was made on."""
 TESTS = 6
@@ -62,19 +60,15 @@ class Case:
 def cases(states: Mapping[str, State]) -> Iterator[Case]:
     """Every search of γ that is complete, means over folds."""
     for state in states.values():
-        searches: dict[str, dict[float, list[Any]]] = {}
-        for (row, _), recipes in (state.settled.tuning() if state.settled else {}).items():
-            for recipe in recipes if "maxgain" in state.experiment.grid else ():
-                searches.setdefault(row, {}).setdefault(recipe.gamma or 0.0, []).append(state.tuned.get(recipe.key))
-        for row, runs in searches.items():
-            if any(None in found for found in runs.values()):
-                continue
-            rule = early_choice(list(runs.values()))
-            accuracies = {
-                gamma: 100 * float(np.mean([run.validation_accuracy for run in found])) for gamma, found in runs.items()
-            }
-            best = max(accuracies.values())
-            yield Case(state.experiment, row, rule, {gamma: best - found for gamma, found in accuracies.items()})
+        for row, points in state.points.items():
+            runs = [run for (of, _), runs in state.tuning.items() if of == row for run in runs.values()]
+            if "maxgain" in state.experiment.grid and all(run.key in state.tuned for run in runs):
+                means = {
+                    gamma: 100 * float(np.mean([one.validation_accuracy for one in results]))
+                    for gamma, results in points.items()
+                }
+                lost = {gamma: max(means.values()) - mean for gamma, mean in means.items()}
+                yield Case(state.experiment, row, early_choice(points), lost)
 
 
 def outcome(tests: Sequence[Case]) -> str:

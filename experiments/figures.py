@@ -10,39 +10,46 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from maxgain.study.comparison import Comparison
 from maxgain.study.report.figures import SERIES, SOFT, STYLE, panels
 from maxgain.study.result import Result
 
-from . import paper
-from .plan import Experiment
+from .early import Case
+from .plan import PAPER
+from .state import State
 
+Box = Sequence[float]
+"""Of a layer's gains: the least, the lower quartile, the median, the upper quartile and the largest."""
 OURS, THEIRS = SERIES[:2]
 
 
-def rows(comparison: Comparison, published: Mapping[str, paper.Number]) -> Figure:
+def rows(state: State) -> Figure:
     """A dot per run, the runs of a seed or fold joined, each row's mean, and the paper's number."""
+    comparison, experiment = state.so_far, state.experiment
+    assert comparison is not None
+    published = experiment.published if experiment.same_data else {}
     figure, (axis,) = panels(1, 1, (7.6, 1.3 + 0.34 * len(comparison.rows)))
-    for unit in comparison.plan.units:
+    for unit in experiment.units:
         points = [(100 * row.scores.get(unit, float("nan")), at) for at, row in enumerate(comparison.rows)]
         axis.plot(*zip(*points, strict=True), "o-", color=OURS, linewidth=0.5, markersize=3.5, alpha=0.5)
     means = [(100 * row.mean, at) for at, row in enumerate(comparison.rows) if row.mean is not None]
     axis.plot(*zip(*means, strict=True), "|", color=OURS, markersize=15, markeredgewidth=2, label="our mean")
-    theirs = [(published[row.name].accuracy, at) for at, row in enumerate(comparison.rows) if row.name in published]
+    theirs = [(published[row.name], at) for at, row in enumerate(comparison.rows) if row.name in published]
     if theirs:
         axis.plot(*zip(*theirs, strict=True), "D", color=THEIRS, markersize=5, label="the paper")
     axis.set_yticks(range(len(comparison.rows)), [row.label for row in comparison.rows])
     axis.set_ylim(len(comparison.rows) - 0.5, -0.5)
-    axis.set_xlabel(f"test accuracy (%); a dot per run, those of a {comparison.plan.over} joined")
+    axis.set_xlabel(f"test accuracy (%); a dot per run, those of a {experiment.over} joined")
     return _with_legend(figure, axis)
 
 
-def contrasts(experiment: Experiment, comparison: Comparison) -> Figure:
+def contrasts(state: State) -> Figure:
     """Every contrast with its simultaneous 95 % and its own 90 % interval, the region of equivalence, the paper's."""
-    figure, (axis,) = panels(1, 1, (7.6, 1.3 + 0.36 * len(comparison.contrasts)))
+    assert state.so_far is not None
+    family = state.so_far.contrasts
+    figure, (axis,) = panels(1, 1, (7.6, 1.3 + 0.36 * len(family)))
     axis.axvline(0, color=SOFT, linewidth=0.8)
-    for at, contrast in enumerate(comparison.contrasts):
-        region, difference = experiment.region_of(comparison, contrast), contrast.difference
+    for at, contrast in enumerate(family):
+        region, difference = state.region_of(contrast), contrast.difference
         axis.fill_betweenx([at - 0.4, at + 0.4], -region, region, color=SOFT, alpha=0.15, label="region of equivalence")
         if difference is not None:
             ends = ((difference.interval, 1.2, "95 %, all at once"), (difference.interval_at(0.10), 3.5, "90 % alone"))
@@ -51,23 +58,16 @@ def contrasts(experiment: Experiment, comparison: Comparison) -> Figure:
                     line = [100 * end for end in interval]
                     axis.plot(line, [at, at], color=OURS, linewidth=width, label=label, solid_capstyle="butt")
             axis.plot([100 * difference.mean], [at], "o", color=OURS, markersize=6, label="ours")
-        theirs = published_difference(experiment, contrast.first, contrast.second)
+        theirs = state.experiment.published_difference((contrast.first, contrast.second))
         if theirs is not None:
             axis.plot([theirs], [at], "D", color=THEIRS, markersize=5, label="the paper")
-    names = [f"{contrast.first} : {contrast.second}" for contrast in comparison.contrasts]
-    axis.set_yticks(range(len(names)), names)
-    axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.set_yticks(range(len(family)), [f"{contrast.first} : {contrast.second}" for contrast in family])
+    axis.set_ylim(len(family) - 0.5, -0.5)
     axis.set_xlabel("difference of test accuracy (points)")
     return _with_legend(figure, axis, 5)
 
 
-def published_difference(experiment: Experiment, first: str, second: str) -> float | None:
-    """The difference of the paper's numbers in points, where it has both."""
-    table = experiment.published
-    return table[first].accuracy - table[second].accuracy if first in table and second in table else None
-
-
-def boxes(ours: Mapping[str, Sequence[paper.Box]], theirs: Mapping[str, Sequence[paper.Box]], title: str) -> Figure:
+def boxes(ours: Mapping[str, Sequence[Box]], theirs: Mapping[str, Sequence[Box]], title: str, bound: float) -> Figure:
     """The gains in each layer, a panel per part of the data, our boxes on the left of the paper's."""
     figure, axes = panels(len(ours), 1, (9, 2.5 * len(ours) + 0.5))
     for axis, part in zip(axes, ours, strict=True):
@@ -83,24 +83,23 @@ def boxes(ours: Mapping[str, Sequence[paper.Box]], theirs: Mapping[str, Sequence
         axis.set_title(f"{title}, {part} images: ours on the left, the paper's on the right", loc="left", fontsize=9)
         axis.set_ylabel("gain ‖Wx‖ / ‖x‖")
         axis.set_ylim(bottom=0)
-        if "maxgain" in title:
-            axis.axhline(paper.GAINS_GAMMA, color=SOFT, linestyle="--", linewidth=0.8)
+        if bound:
+            axis.axhline(bound, color=SOFT, linestyle="--", linewidth=0.8)
         layers = range(1, len(ours[part]) + 1)
         axis.set_xticks(layers, list(map(str, layers)))
     axes[-1].set_xlabel("layer, from the input on")
     return figure
 
 
-def tuning(curves: Mapping[str, Sequence[tuple[float, float]]], chosen: Mapping[str, float], symbol: str) -> Figure:
+def tuning(curves: Mapping[str, Mapping[float, float]], chosen: Mapping[str, float], symbol: str) -> Figure:
     """Validation accuracy against the numbers that were tried, a line per row, or its mean over folds."""
     figure, (axis,) = panels(1, 1, (7.6, 3.2))
     for index, (row, points) in enumerate(curves.items()):
         colour = SERIES[index % len(SERIES)]
-        axis.plot(*zip(*points, strict=True), "o-", color=colour, markersize=3.5, label=row)
-        known = dict(points)
-        if chosen.get(row) in known:
-            axis.plot([chosen[row]], [known[chosen[row]]], "o", color=colour, markersize=9, fillstyle="none")
-    ticks = sorted({value for points in curves.values() for value, _ in points})
+        axis.plot(*zip(*points.items(), strict=True), "o-", color=colour, markersize=3.5, label=row)
+        if chosen.get(row) in points:
+            axis.plot([chosen[row]], [points[chosen[row]]], "o", color=colour, markersize=9, fillstyle="none")
+    ticks = sorted({value for points in curves.values() for value in points})
     axis.set_xscale("log")
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.minorticks_off()
@@ -109,15 +108,15 @@ def tuning(curves: Mapping[str, Sequence[tuple[float, float]]], chosen: Mapping[
     return _with_legend(figure, axis, 2)
 
 
-def searches(cases: Mapping[tuple[str, str], tuple[float, Mapping[float, float]]], deepest: float = 10) -> Figure:
+def searches(cases: Sequence[Case], deepest: float = 10) -> Figure:
     """Points lost against γ, a line per search and a colour per data set; a ring is the early rule's choice."""
     figure, (axis,) = panels(1, 1, (7.6, 3.2))
-    colours = dict(zip(dict.fromkeys(data for data, _ in cases), SERIES, strict=False))
-    for (data, _), (rule, lost) in cases.items():
-        points = sorted(lost.items())
-        axis.plot(*zip(*points, strict=True), "o-", color=colours[data], markersize=3.5, label=data)
-        axis.plot([rule], [lost[rule]], "o", color=colours[data], markersize=10, fillstyle="none")
-    ticks = sorted({gamma for _, lost in cases.values() for gamma in lost if gamma in (0.75, 1, 1.5, 2, 3, 4, 6)})
+    by_search = {(case.experiment.recipe.name, case.row): case for case in cases}
+    colours = dict(zip(dict.fromkeys(data for data, _ in by_search), SERIES, strict=False))
+    for (data, _), case in by_search.items():
+        axis.plot(*zip(*case.lost.items(), strict=True), "o-", color=colours[data], markersize=3.5, label=data)
+        axis.plot([case.rule], [case.regret], "o", color=colours[data], markersize=10, fillstyle="none")
+    ticks = sorted({gamma for case in cases for gamma in case.lost if gamma in (0.75, 1, 1.5, 2, 3, 4, 6)})
     axis.set_xscale("log")
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.minorticks_off()
@@ -130,14 +129,14 @@ def searches(cases: Mapping[tuple[str, str], tuple[float, Mapping[float, float]]
 def gamma_curve(curve: Sequence[tuple[float, Result]]) -> Figure:
     """The paper's Figure 3: accuracy and log loss against γ, on training images and on others."""
     figure, axes = panels(1, 2, (9, 3.1))
-    published, gammas = paper.GAMMA_CURVE, [gamma for gamma, _ in curve]
+    published, gammas = PAPER["gamma_curve"], [gamma for gamma, _ in curve]
     for axis, what, unit in zip(axes, ("accuracy", "loss"), (100, 1), strict=True):
         for part, line in (("train", "o--"), ("validation", "o-")):
             values = [unit * (getattr(result, f"{part}_{what}") or float("nan")) for _, result in curve]
             axis.plot(gammas, values, line, color=OURS, markersize=4, label=f"ours, {part}")
         for part, line in (("train", "D--"), ("test", "D-")):
-            theirs = getattr(published, f"{part}_{what}")
-            axis.plot(published.gammas, theirs, line, color=THEIRS, markersize=4, label=f"the paper, {part}")
+            theirs = published[f"{part}_{what}"]
+            axis.plot(published["gammas"], theirs, line, color=THEIRS, markersize=4, label=f"the paper, {part}")
         axis.set_xlabel("γ")
         axis.set_title({"accuracy": "accuracy (%)", "loss": "log loss (nats)"}[what], loc="left", fontsize=9)
     return _with_legend(figure, axes[0], 4)

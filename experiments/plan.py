@@ -5,33 +5,22 @@ PLAN.md and PLAN-2.md say the same in words.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
-import numpy as np
-from scipy import stats
+from maxgain.study.plan import Pair, parse_contrasts
+from maxgain.study.recipe import RECIPES, Recipe
 
-from maxgain.study.comparison import Comparison, Contrast, compare
-from maxgain.study.plan import Pair, Plan, parse_contrasts
-from maxgain.study.recipe import RECIPES, Chosen, Recipe
-from maxgain.study.result import Result
-from maxgain.study.statistics import ALPHA, holm, p_outside
-from maxgain.study.tuning import at, best, open_parts
+from . import plain_dropout  # noqa: F401 - which adds a row
 
-from . import paper, plain_dropout  # noqa: F401 - which adds a row
-
+PAPER = tomllib.loads(Path(__file__).with_name("paper.toml").read_text(encoding="utf-8"))
 TUNING_SEED = 1000
 """Numbers are chosen with a seed that no final run has."""
 REGION = 0.5
 """Differences of accuracy in points that do not matter, by the first plan."""
-RELATIVE_REGION = 0.05
-"""The same in parts of the baseline's error rate, by the second plan."""
-EARLY, TOLERANCE = 0.14, 1.10
-"""The early rule: after which part of a run it looks, and how far above the lowest a training loss may be."""
-ALIKE = 0.20
-"""Rows' variances count as alike where Bartlett's test has at least this p: the second plan's rule."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +33,7 @@ class Experiment:
     """What the paper says, or what is asked."""
     recipe: Recipe
     rows: tuple[str, ...]
-    units: tuple[int, ...]
+    units: tuple[int, ...] = tuple(range(5))
     """The seeds or folds of every row."""
     over: Literal["seed", "fold"] = "seed"
     grid: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -54,7 +43,8 @@ class Experiment:
     """Which analysis decides; 'variances' is pooled where the rows' variances are alike, and paired otherwise."""
     region: float | None = None
     """Of equivalence, in points; None is relative to the baseline's error rate."""
-    published: Mapping[str, paper.Number] = field(default_factory=dict)
+    published: Mapping[str, float] = field(default_factory=dict)
+    """The paper's accuracies in per cent, by row."""
     candidates: tuple[Recipe, ...] = ()
     """Recipes to choose from before all else, with the first row, by validation accuracy."""
     early: bool = False
@@ -68,111 +58,13 @@ class Experiment:
         """The contrasts, one family."""
         return parse_contrasts(self.contrasts, self.rows) if self.contrasts else ()
 
-    def rehearsals(self) -> list[Recipe]:
-        """The runs that choose among the candidates."""
-        row = self.rows[0]
-        return [replace(one, regulariser=row, seed=TUNING_SEED, train_on="train") for one in self.candidates]
-
-    def settled(self, tuned: Mapping[str, Result]) -> Experiment | None:
-        """The experiment with the best of its candidates; None while one has no result."""
-        if not self.candidates:
-            return self
-        found = [tuned.get(recipe.key) for recipe in self.rehearsals()]
-        if None in found:
-            return None
-        scores = [(one.validation_accuracy or 0.0, -(one.validation_loss or 0.0)) for one in found if one]
-        return replace(self, recipe=self.candidates[scores.index(max(scores))], candidates=())
-
-    def tuning(self) -> dict[tuple[str, int], list[Recipe]]:
-        """The runs that choose a row's numbers, by row and fold; seeds share one choice."""
-        found = {}
-        for unit in (TUNING_SEED,) if self.over == "seed" else self.units:
-            base = replace(self._at(unit), train_on="train")
-            for row in self.rows:
-                for part in self.searched(row):
-                    points = [{part.row.name: value} for value in self.grid[part.row.name]]
-                    found[row, unit] = [at(replace(base, regulariser=row), point) for point in points]
-        return found
-
-    def searched(self, row: str) -> list[Chosen]:
-        """The regularisers of a row whose numbers are chosen; there is one at most."""
-        return [part for part in open_parts(row) if part.row.name in self.grid]
-
-    def plan(self, tuned: Mapping[str, Result]) -> Plan | None:
-        """The runs of the table with their numbers, chosen from results by recipe key; None while one is missing."""
-        numbers: dict[str, dict[int, dict[str, float]]] = {}
-        for (row, unit), recipes in self.tuning().items():
-            if any(recipe.key not in tuned for recipe in recipes):
-                return None
-            runs = [tuned[recipe.key] for recipe in recipes]
-            if self.early:
-                chosen = {"maxgain": early_choice([[run] for run in runs])}
-            else:
-                chosen = best(runs, self.searched(row))
-            numbers.setdefault(row, {}).update(dict.fromkeys(self.units if self.over == "seed" else (unit,), chosen))
-        return Plan(
-            recipe=replace(self.recipe, train_on="train+validation"), rows=self.rows, over=self.over, units=self.units,
-            contrasts=self.pairs, numbers=numbers, decide_by="paired" if self.decide_by == "paired" else "pooled",
-        )  # fmt: skip
-
-    def compare(self, plan: Plan, results: Sequence[Result]) -> Comparison:
-        """What the results show, by the analysis that the plan's rule names."""
-        comparison = compare(plan, results)
-        if self.decide_by == "variances" and variances_p(comparison) < ALIKE:
-            comparison = compare(replace(plan, decide_by="paired"), results)
-        return comparison
-
-    def verdict(self, comparison: Comparison, contrast: Contrast) -> str:
-        """The comparison's, or 'equivalent' by two one-sided tests against the region, Holm-corrected."""
-        if contrast.verdict != "inconclusive" or contrast.with_failures:
-            return contrast.verdict
-        family = comparison.contrasts
-        outside = [p_outside(one.difference, self.region_of(comparison, one) / 100) for one in family]
-        p = holm(outside)[family.index(contrast)]
-        return "equivalent" if p is not None and p < ALPHA else contrast.verdict
-
-    def region_of(self, comparison: Comparison, contrast: Contrast) -> float:
-        """The region of equivalence in points."""
-        mean = comparison.row(contrast.second).mean
-        if self.region is not None or mean is None:
-            return self.region or REGION
-        return 100 * RELATIVE_REGION * (1 - mean)
-
-    def _at(self, unit: int) -> Recipe:
-        """The recipe at a seed or fold; a fold's seed is its number."""
-        fold = unit if self.over == "fold" else self.recipe.fold
-        return replace(self.recipe, seed=unit, fold=fold)
+    def published_difference(self, pair: Pair) -> float | None:
+        """The difference of the paper's accuracies in points, where it has both."""
+        first, second = (self.published.get(row) for row in pair)
+        return None if first is None or second is None else first - second
 
 
-def early_choice(searched: Sequence[Sequence[Result]]) -> float:
-    """The smallest γ whose training loss after 14 % of the run is within 10 % of the lowest; a group of runs per γ."""
-    losses: dict[float, float] = {}
-    for runs in searched:
-        epoch = early_epoch(runs[0].recipe)
-        read = [run.history.train_loss[epoch - 1] for run in runs]
-        losses[runs[0].recipe.gamma or 0.0] = math.inf if None in read else float(np.mean(read))
-    return min(gamma for gamma, loss in losses.items() if loss <= TOLERANCE * min(losses.values()))
-
-
-def early_epoch(recipe: Recipe) -> int:
-    """The epoch after which the early rule reads it."""
-    return round(EARLY * recipe.epochs)
-
-
-def variances_p(comparison: Comparison) -> float:
-    """Bartlett's p for the rows' variances over their seeds; 1 where they cannot be compared."""
-    scores = [list(row.scores.values()) for row in comparison.rows if len(row.scores) > 1]
-    known = [values for values in scores if np.ptp(values) > 0]
-    return float(stats.bartlett(*known).pvalue) if len(known) > 1 else 1.0
-
-
-def by_key(results: Iterable[Result]) -> dict[str, Result]:
-    """Results by recipe key, finished ones first."""
-    ordered = sorted(results, key=lambda result: (result.status == "ok", result.finished))
-    return {result.recipe.key: result for result in ordered}
-
-
-FIVE, THREE = tuple(range(5)), tuple(range(3))
+THREE = tuple(range(3))
 CIFAR10, CIFAR100 = RECIPES["cifar10"], RECIPES["cifar100"]
 # The paper trains for 17 epochs of 594,388 images, 101,031 steps. Without `extra` 138 epochs are 101,016 of them.
 SVHN = replace(RECIPES["svhn"], epochs=138, milestones=(122,))
@@ -200,12 +92,11 @@ EXPERIMENTS = {
             title="CIFAR-10, VGG-19",
             claim="MaxGain helps on its own, and on top of dropout, of batch norm and of both.",
             recipe=CIFAR10,
-            rows=tuple(paper.CIFAR10),
-            units=FIVE,
+            rows=tuple(PAPER["cifar10"]),
             grid={"maxgain": (1.25, 1.5, 2, 3, 4)},
             decide_by="pooled",
             region=REGION,
-            published=paper.CIFAR10,
+            published=PAPER["cifar10"],
             remarks=(
                 "γ alone was chosen; baselines were not tuned: dropout has the paper's rates, and there is no weight "
                 "decay. The next table gives them MaxGain's budget.",
@@ -226,7 +117,6 @@ EXPERIMENTS = {
                 "batchnorm+weightdecay",
                 "batchnorm+dropout=1+weightdecay",
             ),
-            units=FIVE,
             grid={"weightdecay": DECAYS, "dropout": (0.25, 0.5, 1, 1.25, 1.5)},
             contrasts=(
                 "maxgain=2:weightdecay",
@@ -241,9 +131,8 @@ EXPERIMENTS = {
             claim="MaxGain helps on top of batch norm, and of batch norm and dropout, in a residual network.",
             recipe=CIFAR100,
             rows=WIDE,
-            units=FIVE,
             grid={"maxgain": (1.5, 2, 3, 4, 6)},
-            published=paper.CIFAR100,
+            published=PAPER["cifar100"],
         ),
         Experiment(
             name="svhn",
@@ -255,7 +144,7 @@ EXPERIMENTS = {
             grid={"maxgain": (1.25, 1.5, 2, 2.5, 3)},
             decide_by="pooled",
             region=REGION,
-            published=paper.SVHN,
+            published=PAPER["svhn"],
             same_data=False,
             remarks=(
                 SVHN_REMARK,
@@ -269,10 +158,9 @@ EXPERIMENTS = {
             title="SVHN, eight rows",
             claim="MaxGain helps on its own, and on top of dropout, of batch norm and of both.",
             recipe=SVHN,
-            rows=tuple(paper.SVHN),
-            units=FIVE,
+            rows=tuple(PAPER["svhn"]),
             grid={"maxgain": (1.25, 1.5, 2, 2.5, 3)},
-            published=paper.SVHN,
+            published=PAPER["svhn"],
             same_data=False,
         ),
         Experiment(
@@ -286,7 +174,7 @@ EXPERIMENTS = {
             grid={"maxgain": (1.5, 2, 3, 4, 6)},
             decide_by="paired",
             region=REGION,
-            published=paper.SINS10,
+            published=PAPER["sins10"],
             same_data=False,
             remarks=(
                 "SINS-10 cannot be obtained. These are ten disjoint folds of Imagenette at 96×96, of 1,339 images "
@@ -302,7 +190,7 @@ EXPERIMENTS = {
             units=THREE,
             grid=LIPSCHITZ,
             contrasts=(*(f"{row}:none" for row in LIPSCHITZ), *(f"maxgain=2:{row}" for row in LIPSCHITZ)),
-            published={**paper.CIFAR10, **paper.LIPSCHITZ},
+            published={**PAPER["cifar10"], **PAPER["lipschitz"]},
         ),
         Experiment(
             name="batchnorm",
@@ -319,11 +207,11 @@ EXPERIMENTS = {
             units=THREE,
             contrasts=(),
             published={
-                "maxgain=2+batchnorm": paper.CIFAR10["maxgain+batchnorm"],
-                "maxgain=3+dropout": paper.CIFAR10["maxgain+dropout"],
-                "maxgain=3+batchnorm+dropout": paper.CIFAR10["maxgain+batchnorm+dropout"],
-                "maxgain=2+plaindropout": paper.CIFAR10["maxgain+dropout"],
-                "maxgain=1.5+batchnorm+plaindropout": paper.CIFAR10["maxgain+batchnorm+dropout"],
+                "maxgain=2+batchnorm": PAPER["cifar10"]["maxgain+batchnorm"],
+                "maxgain=3+dropout": PAPER["cifar10"]["maxgain+dropout"],
+                "maxgain=3+batchnorm+dropout": PAPER["cifar10"]["maxgain+batchnorm+dropout"],
+                "maxgain=2+plaindropout": PAPER["cifar10"]["maxgain+dropout"],
+                "maxgain=1.5+batchnorm+plaindropout": PAPER["cifar10"]["maxgain+batchnorm+dropout"],
             },
         ),
         *(
@@ -394,6 +282,6 @@ BRIDGE = tuple(
 )
 """Recorded runs of the first table, made again to compare today's code with theirs."""
 GAMMA_CURVE = tuple(
-    replace(SVHN, regulariser=f"maxgain={gamma:g}", seed=TUNING_SEED) for gamma in paper.GAMMA_CURVE.gammas
+    replace(SVHN, regulariser=f"maxgain={gamma:g}", seed=TUNING_SEED) for gamma in PAPER["gamma_curve"]["gammas"]
 )
 """Figure 3, on validation images."""

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from experiments.document import build, document, early_test, gain_boxes, with_passage
-from experiments.plan import EXPERIMENTS, variances_p
-from experiments.state import State, read
+from experiments.document import build, document, early_test, layer_gains, with_passage
+from experiments.plan import EXPERIMENTS
+from experiments.state import State, read, variances_p
 
 from made_results import made_result
 from maxgain.study.result import History
@@ -106,17 +106,17 @@ def test_the_second_plans_rule_pairs_where_variances_differ(states):
     assert variances_p(cifar10.comparison) == pytest.approx(0.44, abs=0.005)
     assert variances_p(svhn.comparison) == pytest.approx(0.14, abs=0.005)
     for state, analysis in ((cifar10, "pooled"), (svhn, "paired")):
-        experiment = replace(state.experiment, decide_by="variances")
-        assert experiment.compare(state.plan, state.results).plan.decide_by == analysis
+        ruled = replace(state, experiment=replace(state.experiment, decide_by="variances"))
+        assert ruled.comparison.plan.decide_by == analysis
 
 
 def test_a_region_is_relative_to_the_baselines_error(states):
     state = states["svhn"]
-    relative = replace(state.experiment, region=None)
+    relative = replace(state, experiment=replace(state.experiment, region=None))
     first, second = state.comparison.contrasts
-    assert relative.region_of(state.comparison, first) == pytest.approx(0.05 * (100 - 93.55), abs=0.01)
-    assert state.experiment.verdict(state.comparison, second) == "equivalent"
-    assert relative.verdict(state.comparison, second) == "inconclusive", "0.27 is outside ±0.17"
+    assert relative.region_of(first) == pytest.approx(0.05 * (100 - 93.55), abs=0.01)
+    assert state.verdict(second) == "equivalent"
+    assert relative.verdict(second) == "inconclusive", "0.27 is outside ±0.17"
 
 
 CASES = ("cifar100", "svhn8", "today", "noisy-digits")
@@ -128,14 +128,14 @@ def away_from(best):
 
 def searched(name, lost):
     """An experiment whose searches are complete; the early rule chooses 3, and γ loses this much accuracy."""
-    experiment = EXPERIMENTS[name]
-    tuned = [made_result(one, 0.9, validation=0.9) for one in experiment.rehearsals()]
-    settled = experiment.settled({one.recipe.key: one for one in tuned})
-    for recipe in (recipe for recipes in settled.tuning().values() for recipe in recipes):
+    state = State(EXPERIMENTS[name], {}, [])
+    tuned = [made_result(one, 0.9, validation=0.9) for one in state.searched]
+    state = replace(state, tuned={one.recipe.key: one for one in tuned})
+    for recipe in state.searched:
         losses = [0.1 if (recipe.gamma or 0) >= 3 else 1.0] * recipe.epochs
         score = 0.9 - lost(recipe.gamma or 1)
         tuned.append(made_result(recipe, 0.9, validation=score, history=History(train_loss=losses)))
-    return State(experiment, {one.recipe.key: one for one in tuned}, [])
+    return replace(state, tuned={one.recipe.key: one for one in tuned})
 
 
 @pytest.mark.parametrize(
@@ -159,15 +159,18 @@ def test_the_early_rule_is_judged_by_its_plan(names, lost, outcome):
 
 
 def test_plans_ask_for_the_runs_of_the_second_plan():
-    runs = {name: sum(map(len, one.tuning().values())) for name, one in EXPERIMENTS.items()}
+    states = {name: State(one, {}, []) for name, one in EXPERIMENTS.items()}
+    runs = {name: len(state.searched) for name, state in states.items()}
     assert (runs["cifar100"], runs["baselines"], runs["svhn8"], runs["lipschitz"]) == (10, 20, 20, 15)
-    recipes = EXPERIMENTS["baselines"].tuning()["dropout", 1000]
+    recipes = states["baselines"].tuning["dropout", 1000].values()
     assert [recipe.regulariser for recipe in recipes] == [f"dropout={factor:g}" for factor in (0.25, 0.5, 1, 1.25, 1.5)]
     assert {recipe.seed for recipe in recipes} == {1000}
 
 
 def test_gains_are_of_the_tables_five_runs(states):
-    assert len(gain_boxes(states["cifar10"].results, "maxgain=2", "test")) == 5
+    for _, ours, theirs in layer_gains(states["cifar10"].results):
+        assert {part: runs.shape for part, runs in ours.items()} == dict.fromkeys(("train", "test"), (5, 19, 5))
+        assert {boxes.shape for boxes in theirs.values()} == {(19, 5)}
 
 
 def test_a_page_keeps_all_but_the_passage():

@@ -7,8 +7,8 @@ import experiments.__main__ as program
 import pytest
 import torch
 from experiments.plain_dropout import PlainDropout
-from experiments.plan import BRIDGE, EXPERIMENTS, GAMMA_CURVE, Experiment, early_choice
-from experiments.state import read
+from experiments.plan import BRIDGE, EXPERIMENTS, GAMMA_CURVE, Experiment
+from experiments.state import early_choice, read
 
 from experiments import document
 from maxgain.study.recipe import RECIPES
@@ -83,10 +83,10 @@ def replace_accuracy(one, accuracy):
     ("losses", "chosen"), [((3.0, 1.05, 1.0), 1.5), ((1.0, 2.0, 3.0), 1.25), ((math.inf, 1.2, 1.0), 1.75)]
 )
 def test_the_early_rule_takes_the_smallest_gamma_near_the_lowest_loss(losses, chosen):
-    runs = [
-        [result(recipe, history=History(train_loss=[loss] * 138))]
+    runs = {
+        recipe.gamma: [result(recipe, history=History(train_loss=[loss] * 138))]
         for recipe, loss in zip(GAMMA_CURVE[:3], losses, strict=True)
-    ]
+    }
     assert early_choice(runs) == chosen
 
 
