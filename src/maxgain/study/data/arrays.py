@@ -14,7 +14,7 @@ from maxgain.errors import DataError
 
 from .folder import to_bytes
 from .sources import DATASETS
-from .splits import Dataset, Split, cut, expect_trained, shared_images, stratified_order
+from .splits import Dataset, Split, checked, stratified
 
 HELD_OUT = 0.2
 """The share of the training images that becomes the validation part, where there is none."""
@@ -43,8 +43,8 @@ def dataset(
     if validation is not None:
         parts["validation"] = _split("validation", validation)
     else:
-        rest, held_out = cut(stratified_order(parts["train"].labels.numpy()), 1 - HELD_OUT)
-        parts |= {"train": parts["train"].take(rest), "validation": parts["train"].take(held_out)}
+        rest, held_out = stratified(parts["train"].labels.numpy(), 1 - HELD_OUT)
+        parts |= {"train": parts["train"][rest], "validation": parts["train"][held_out]}
     _expect_alike(parts)
     labels = torch.cat([part.labels for part in parts.values()])
     least, most = int(labels.min()), int(labels.max())
@@ -55,10 +55,7 @@ def dataset(
         raise DataError(f"need at least 2 classes, got {len(names)}.")
     if most >= len(names):
         raise DataError(f"label {most} is beyond the {len(names)} classes, counted from 0.")
-    train, validation, test = parts["train"], parts["validation"], parts["test"]
-    expect_trained(train, validation, test, names)
-    note = shared_images(train, validation, test)
-    return Dataset(name, train, validation, test, names, note=note, source="arrays")
+    return checked(Dataset(name, parts["train"], parts["validation"], parts["test"], names, source="arrays"))
 
 
 def _split(part: str, given: Any) -> Split:

@@ -13,7 +13,7 @@ import torch
 
 from maxgain.errors import DataError
 
-from .splits import Bytes, Dataset, Split, cut, expect_trained, shared_images, stratified_order
+from .splits import Bytes, Dataset, Split, checked, stratified
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -42,7 +42,7 @@ def read_folder(root: Path, side: int | None) -> Dataset:
     if not 1 <= side <= LARGEST_SIDE:
         raise DataError(f"image_size must be from 1 to {LARGEST_SIDE} pixels, not {side}.", field="image_size")
     classes, listings = _list(root)
-    parts = []
+    parts: list[Split] = []
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 16)) as pool:
         for files in listings:
             paths, labels = zip(*files, strict=True)
@@ -50,12 +50,10 @@ def read_folder(root: Path, side: int | None) -> Dataset:
             for index, image in enumerate(pool.map(read_picture, paths, repeat(side))):
                 images[index] = image
             parts.append(Split(torch.from_numpy(images), torch.tensor(labels)))
-    train, validation, test = parts
-    expect_trained(train, validation, test, classes)
     others = [path.suffix.lower() or path.name for path in _files_below(root) if not _is_picture(path)]
     unread = f"files that were not read: {len(others):,} ({', '.join(sorted(set(others)))})" if others else ""
-    note = "; ".join(filter(None, [shared_images(train, validation, test), unread]))
-    return Dataset("folder", train, validation, test, classes, note=note, source="a folder of images")
+    train, validation, test = parts
+    return checked(Dataset("folder", train, validation, test, classes, note=unread, source="a folder of images"))
 
 
 def _list(root: Path) -> tuple[tuple[str, ...], tuple[Listing, Listing, Listing]]:
@@ -103,8 +101,8 @@ def _listing(where: Path, classes: tuple[str, ...]) -> Listing:
 
 def _stratified(files: Listing, *fractions: float) -> list[Listing]:
     """The files cut at these fractions of a stratified order."""
-    order = stratified_order(np.array([label for _, label in files]))
-    return [[files[index] for index in part] for part in cut(order, *fractions)]
+    labels = np.array([label for _, label in files])
+    return [[files[index] for index in part] for part in stratified(labels, *fractions)]
 
 
 def _subfolders(where: Path) -> list[Path]:

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from maxgain.errors import DataError
@@ -24,7 +25,7 @@ from maxgain.errors import DataError
 from .. import _files
 from .._names import Table
 from .folder import read_folder
-from .splits import Bytes, Dataset, Split, cross_validate, cut, stratified_order
+from .splits import Bytes, Dataset, Split, cross_validate, stratified
 
 CIFAR_SITE = "https://www.cs.toronto.edu/~kriz"
 SVHN_SITE = "http://ufldl.stanford.edu/housenumbers"
@@ -62,12 +63,15 @@ class Source:
             return root
         return next((root / name for name in self.folders if (root / name).is_dir()), None)
 
-    def dataset(self, where: Path, parts: Sequence[Split], fold: int | None, sha256: dict[str, str]) -> Dataset:
-        """The parts with what is known of them; a file SOURCE beside the data says in its first line where from."""
-        note, names = where / "SOURCE", map(str, range(self.classes))
+    def dataset(self, where: Path, parts: Sequence[Split], fold: int | None, files: Iterable[str]) -> Dataset:
+        """The parts with what is known of their files; a file SOURCE beside them says in its first line where from."""
+        sha256, note = {}, where / "SOURCE"
+        for file in files:
+            with (where / file).open("rb") as content:
+                sha256[file] = hashlib.file_digest(content, "sha256").hexdigest()
         source = note.read_text(encoding="utf-8").partition("\n")[0].strip() if note.is_file() else self.published
-        train, validation, test = parts
-        return Dataset(self.name, train, validation, test, tuple(names), fold, self.folds, source=source, sha256=sha256)
+        (train, validation, test), names = parts, tuple(map(str, range(self.classes)))
+        return Dataset(self.name, train, validation, test, names, fold, self.folds, source=source, sha256=sha256)
 
 
 def read_digits(source: Source, where: Path, fold: int | None, side: int | None) -> Dataset:
@@ -75,17 +79,15 @@ def read_digits(source: Source, where: Path, fold: int | None, side: int | None)
 
     A stratified order of all images is cut into folds; a fold, or the whole set, is cut 60 : 20 : 20.
     """
-    sha256 = sums(where, source.files)
     scans = np.loadtxt(where / "digits.csv.gz", delimiter=",")
     images = np.rint(scans[:, :64] * 255 / 16).astype(np.uint8).reshape(-1, 1, 8, 8)
     labels = scans[:, 64].astype(np.int64)
-    order = stratified_order(labels)
+    (order,) = stratified(labels)
     chosen = order if fold is None else np.array_split(order, source.folds)[fold]
-    train, validation, test = (Split.of([(images[part], labels[part])]) for part in cut(chosen, 0.6, 0.8))
-    return Dataset(
-        source.name, train, validation, test, tuple("0123456789"), fold, source.folds,
-        source=f"scikit-learn {version('scikit-learn')}", sha256=sha256,
-    )  # fmt: skip
+    cuts = np.split(chosen, [round(0.6 * len(chosen)), round(0.8 * len(chosen))])
+    parts = [Split(torch.from_numpy(images[cut]), torch.from_numpy(labels[cut])) for cut in cuts]
+    made = source.dataset(where, parts, fold, source.files)
+    return replace(made, source=f"scikit-learn {version('scikit-learn')}")
 
 
 def read_folds(source: Source, where: Path, fold: int | None, side: int | None) -> Dataset:
@@ -100,9 +102,9 @@ def read_folds(source: Source, where: Path, fold: int | None, side: int | None) 
     found, count = path.stat().st_size, len(labels)
     expected = count * 3 * 96 * 96
     if found != expected:
-        raise DataError(f"{path} has {found:,} bytes, expected {expected:,} for {count:,} labels.")
+        raise ValueError(f"{path} has {found:,} bytes, expected {expected:,} for {count:,} labels")
     if count % source.folds or count < 10 * source.folds:
-        raise DataError(f"{path} has {count:,} images, not {source.folds} equal folds of 10 or more.")
+        raise ValueError(f"{path} has {count:,} images, not {source.folds} equal folds of 10 or more")
     expect_labels(where / "y.bin", labels, range(source.classes))
     images = np.memmap(path, np.uint8, "r", shape=(count, 3, 96, 96))
     size, published = count // source.folds, source.files[path.name] // source.folds
@@ -110,8 +112,7 @@ def read_folds(source: Source, where: Path, fold: int | None, side: int | None) 
     whole = Split.of([(images[chosen], labels[chosen])])
     test = size * 9 // 10
     validation = test - test // 9
-    parts = (whole[:validation], whole[validation:test], whole[test:])
-    made = source.dataset(where, parts, fold, sums(where, source.files))
+    made = source.dataset(where, (whole[:validation], whole[validation:test], whole[test:]), fold, source.files)
     note = f"{where.name} is not {source.name} itself: folds of {size:,} images instead of {published:,}"
     return made if size == published else replace(made, note=note)
 
@@ -131,35 +132,26 @@ class Released(Source):
     downloads: dict[str, str]
     """SHA-256 by address: of a data file, or of a .tar.gz archive of all files."""
 
-    def load(self, path: Path) -> tuple[Bytes, Bytes]:
-        """The images and labels of one of its files."""
-        try:
-            return self.read_file(path, (self.files | self.optional)[path.name], self.classes)
-        except (DataError, OSError) as error:
-            raise DataError(f"{str(error).removesuffix('.')}: {self.remedy}.", field="data") from error
-
 
 def read_released(source: Released, where: Path, fold: int | None, side: int | None) -> Dataset:
     """All files that are there; `note` names what differs from the published set."""
-    files = [*source.files, *(file for file in source.optional if (where / file).exists())]
-    whole = Split.of(source.load(where / file) for file in files if file != source.test)
-    test = Split.of([source.load(where / source.test)])
-    train, validation = whole[source.train], whole[source.validation]
-    sha256, notes = sums(where, files), []
-    if absent := {file: count for file, count in source.optional.items() if file not in files}:
-        complete = len(train) + sum(absent.values())
-        notes.append(
-            f"{source.name} without {', '.join(absent)}: {len(train):,} training images instead of {complete:,}"
-        )
-    published = {
-        PurePosixPath(url).name: known for url, known in source.downloads.items()
-    }  # an archive is no file here
-    if altered := [file for file, found in sha256.items() if published.get(file, found) != found]:
+    counts = source.files | {file: count for file, count in source.optional.items() if (where / file).exists()}
+    contents = {file: source.read_file(where / file, count, source.classes) for file, count in counts.items()}
+    test = Split.of([contents.pop(source.test)])
+    whole, notes = Split.of(contents.values()), []
+    train = whole[source.train]
+    made = source.dataset(where, (train, whole[source.validation], test), fold, counts)
+    if absent := source.optional.keys() - counts.keys():
+        complete = len(train) + sum(source.optional[file] for file in absent)
+        without = f"{source.name} without {', '.join(sorted(absent))}"
+        notes.append(f"{without}: {len(train):,} training images instead of {complete:,}")
+    known = {PurePosixPath(url).name: sha256 for url, sha256 in source.downloads.items()}  # or of an archive
+    if altered := [file for file, found in made.sha256.items() if known.get(file, found) != found]:
         notes.append(f"not the published {', '.join(altered)}, by SHA-256")
-    return replace(source.dataset(where, (train, validation, test), fold, sha256), note="; ".join(notes))
+    return replace(made, note="; ".join(notes))
 
 
-# --- Published formats: a file in, uint8 images (N, C, H, W) and labels from 0 out
+# --- Published formats: a file in, uint8 images (N, C, H, W) and labels from 0 out; ValueError where it is damaged
 
 
 def cifar(path: Path, images: int, classes: int, label_bytes: int = 1) -> tuple[Bytes, Bytes]:
@@ -167,7 +159,7 @@ def cifar(path: Path, images: int, classes: int, label_bytes: int = 1) -> tuple[
     record = label_bytes + 3 * 32 * 32
     content = np.fromfile(path, np.uint8)
     if len(content) != images * record:
-        raise DataError(f"{path} has {len(content):,} bytes, expected {images * record:,}.")
+        raise ValueError(f"{path} has {len(content):,} bytes, expected {images * record:,}")
     records = content.reshape(images, record)
     labels = records[:, label_bytes - 1]
     expect_labels(path, labels, range(classes))
@@ -182,11 +174,11 @@ def svhn(path: Path, images: int, classes: int) -> tuple[Bytes, Bytes]:
         content = loadmat(path, variable_names=("X", "y"))
         pixels, labels = content["X"], content["y"].ravel()
     except Exception as error:  # scipy raises whatever its parser trips over
-        raise DataError(f"cannot read X and y from {path} as a MATLAB file: {error}.") from error
+        raise ValueError(f"cannot read X and y from {path} as a MATLAB file: {error}") from error
     expected = (32, 32, 3, images)
     if pixels.dtype != np.uint8 or pixels.shape != expected or labels.shape != (images,):
         found = f"{pixels.dtype} {pixels.shape} and {len(labels)} labels"
-        raise DataError(f"{path} has images of {found}, expected uint8 {expected}.")
+        raise ValueError(f"{path} has images of {found}, expected uint8 {expected}")
     expect_labels(path, labels, range(1, classes + 1))
     return pixels.transpose(3, 2, 0, 1), (labels % classes).astype(np.uint8)
 
@@ -195,43 +187,8 @@ def expect_labels(path: Path, labels: NDArray[Any], allowed: range) -> None:
     """Refuse labels that name no class."""
     wrong = np.flatnonzero(~np.isin(labels, allowed))
     if len(wrong):
-        raise DataError(
-            f"{path} has label {labels[wrong[0]]} at image {wrong[0]:,}, not {allowed.start} to {allowed.stop - 1}."
-        )
-
-
-def sums(where: Path, files: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of each file."""
-    found = {}
-    for file in files:
-        with (where / file).open("rb") as content:
-            found[file] = hashlib.file_digest(content, "sha256").hexdigest()
-    return found
-
-
-def _download(url: str, sha256: str, folder: Path, members: list[str], progress: bool) -> None:
-    """Download a published file into `folder`, check its SHA-256, and unpack its members where it is an archive."""
-    import pooch
-
-    pooch.get_logger().setLevel("ERROR")
-    path = folder / PurePosixPath(url).name
-    try:
-        pooch.retrieve(url, f"sha256:{sha256}", fname=path.name, path=folder, progressbar=progress)
-        if members:
-            unpack(path, folder, members)
-            path.unlink()
-    except (OSError, ValueError, tarfile.TarError, EOFError) as error:  # requests raises OSError, pooch ValueError
-        raise DataError(f"cannot download {url} into {folder}: {error}.") from error
-
-
-def unpack(archive: Path, folder: Path, files: Iterable[str]) -> None:
-    """Write the members of `archive` that are called so, and nothing else, into `folder`."""
-    with tarfile.open(archive) as tar:
-        members = {PurePosixPath(member.name).name: member for member in tar if member.isfile()}
-        for file in files:
-            if file not in members or (content := tar.extractfile(members[file])) is None:
-                raise DataError(f"{archive} has no {file}.")
-            _files.write(folder / file, content.read())
+        found, last = labels[wrong[0]], allowed.stop - 1
+        raise ValueError(f"{path} has label {found} at image {wrong[0]:,}, not {allowed.start} to {last}")
 
 
 # --- The rows
@@ -355,8 +312,11 @@ def load(
         raise DataError(f"{name} is not in {root} ({missing}): {source.remedy}, or set MAXGAIN_DATA.", field="data")
     try:
         return source.read(source, where, fold, size)
-    except OSError as error:
-        raise DataError(f"cannot read {error.filename or name}: {error.strerror or error}.", field="data") from error
+    except (OSError, ValueError) as error:
+        text = str(error)
+        if isinstance(error, OSError):
+            text = f"cannot read {error.filename or name}: {error.strerror or error}"
+        raise DataError(f"{text}: {source.remedy}.", field="data") from error
 
 
 def is_there(name: str, root: str | Path | None = None) -> bool:
@@ -375,16 +335,36 @@ def check(name: str, root: str | Path | None = None) -> str:
 
 
 def fetch(name: str, root: str | Path | None = None, progress: bool = False) -> Path:
-    """Download what is missing or damaged of `name`, and return its folder."""
+    """Download what is missing or damaged of `name`, check its SHA-256, and return its folder."""
+    import pooch
+
     source, root = DATASETS[name], data_root(root)
     if not isinstance(source, Released):
         raise DataError(f"{name} cannot be fetched: {source.remedy}.")
+    pooch.get_logger().setLevel("ERROR")
     where = source.find(root) or root / source.folders[0]
     for url, sha256 in source.downloads.items():
-        is_archive = url.endswith(".tar.gz")
-        if not is_archive or check(name, root):  # pooch itself leaves a whole file alone
-            _download(url, sha256, where, [*source.files] if is_archive else [], progress)
+        path, is_archive = where / PurePosixPath(url).name, url.endswith(".tar.gz")
+        if is_archive and not check(name, root):  # pooch itself leaves other files alone that are whole
+            continue
+        try:
+            pooch.retrieve(url, f"sha256:{sha256}", fname=path.name, path=where, progressbar=progress)
+            if is_archive:
+                unpack(path, where, source.files)
+                path.unlink()
+        except (OSError, ValueError, tarfile.TarError, EOFError) as error:  # requests raises OSError, pooch ValueError
+            raise DataError(f"cannot download {url} into {where}: {error}.") from error
     return where
+
+
+def unpack(archive: Path, folder: Path, files: Iterable[str]) -> None:
+    """Write the members of `archive` that are called so, and nothing else, into `folder`."""
+    with tarfile.open(archive) as tar:
+        members = {PurePosixPath(member.name).name: member for member in tar if member.isfile()}
+        for file in files:
+            if file not in members or (content := tar.extractfile(members[file])) is None:
+                raise DataError(f"{archive} has no {file}.")
+            _files.write(folder / file, content.read())
 
 
 def data_root(root: str | Path | None = None) -> Path:

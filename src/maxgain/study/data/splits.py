@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -39,12 +39,9 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: slice) -> Split:
-        return Split(self.images[index], self.labels[index])
-
-    def take(self, indices: NDArray[np.intp]) -> Split:
-        """The images with these numbers, in this order."""
-        chosen = torch.from_numpy(indices)
+    def __getitem__(self, index: slice | NDArray[np.intp]) -> Split:
+        """The images in a slice, or those with these numbers, in this order."""
+        chosen = index if isinstance(index, slice) else torch.from_numpy(index)
         return Split(self.images[chosen], self.labels[chosen])
 
     def to(self, device: torch.device) -> Split:
@@ -118,48 +115,38 @@ def cross_validate(dataset: Dataset, fold: int | None, folds: int) -> Dataset:
     pool = dataset.train.join(dataset.validation)
     if len(pool) < folds:
         raise DataError(f"{dataset.name} has only {len(pool)} images for {folds} folds.", field="cross_validation")
-    parts = cut(stratified_order(pool.labels.numpy()), *(number / folds for number in range(1, folds)))
+    parts = stratified(pool.labels.numpy(), *(number / folds for number in range(1, folds)))
     following = (fold + 1) % folds
     rest = np.concatenate([part for number, part in enumerate(parts) if number not in (fold, following)])
-    train, validation, test = (pool.take(part) for part in (rest, parts[following], parts[fold]))
-    return replace(dataset, train=train, validation=validation, test=test, fold=fold)
+    return replace(dataset, train=pool[rest], validation=pool[parts[following]], test=pool[parts[fold]], fold=fold)
 
 
-def stratified_order(labels: NDArray[Any], seed: int = 0) -> NDArray[np.intp]:
-    """An order of the images in which every consecutive stretch has the classes in proportion.
-
-    Another seed would make another data set of one that comes without a split.
+def stratified(labels: NDArray[Any], *fractions: float) -> list[NDArray[np.intp]]:
+    """The images' numbers, cut at these fractions of an order whose every stretch has the classes in proportion.
 
     The images of a class are shuffled and spread evenly over the unit interval; sorting all of them by that position
     interleaves the classes.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)  # another seed would make other data sets of those that come without a split
     position = np.empty(len(labels))
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
         shuffled = members[np.argsort(rng.random(len(members)))]
         position[shuffled] = (np.arange(len(members)) + 0.5) / len(members)
-    return np.lexsort((rng.random(len(labels)), position))
-
-
-def cut(order: NDArray[np.intp], *fractions: float) -> list[NDArray[np.intp]]:
-    """The consecutive stretches of `order` between these fractions of its length."""
+    order = np.lexsort((rng.random(len(labels)), position))
     return np.split(order, [round(fraction * len(order)) for fraction in fractions])
 
 
-def expect_trained(train: Split, validation: Split, test: Split, classes: Sequence[str]) -> None:
-    """Refuse a class that no training image has."""
-    if unknown := {*validation.labels.tolist(), *test.labels.tolist()} - {*train.labels.tolist()}:
-        raise DataError(f"no training image is of the class {classes[min(unknown)]!r}: add some.", field="data")
-
-
-def shared_images(train: Split, validation: Split, test: Split) -> str:
-    """A note on images that occur in more than one part; empty where there are none."""
-    hashes = [[hashlib.sha256(image.numpy().data).digest() for image in part.images.contiguous()]
-              for part in (train, validation, test)]  # fmt: skip
-    seen, notes = set(hashes[0]), []
-    for name, part in (("validation", hashes[1]), ("test", hashes[2])):
-        if shared := sum(image in seen for image in part):
+def checked(dataset: Dataset) -> Dataset:
+    """The same, with a note on images that are in more than one part; refuses a class that no training image has."""
+    trained, seen, notes = {*dataset.train.labels.tolist()}, set[bytes](), []
+    for name, part in (("train", dataset.train), ("validation", dataset.validation), ("test", dataset.test)):
+        if unknown := {*part.labels.tolist()} - trained:
+            raise DataError(
+                f"no training image is of the class {dataset.classes[min(unknown)]!r}: add some.", field="data"
+            )
+        hashes = [hashlib.sha256(image.numpy().data).digest() for image in part.images.contiguous()]
+        if name != "train" and (shared := sum(image in seen for image in hashes)):
             notes.append(f"{shared:,} of the {len(part):,} {name} images are also trained on")
-        seen |= set(part)  # final runs are trained on the validation part too
-    return "; ".join(notes)
+        seen.update(hashes)  # of validation, too: final runs are trained on it
+    return replace(dataset, note="; ".join(filter(None, [*notes, dataset.note])))
