@@ -15,9 +15,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from maxgain.study.recipe import Recipe, from_json, run_key
+from maxgain.study.recipe import Recipe, run_key
 from maxgain.study.result import GAIN_EPOCHS, History, Metrics, Result, export
 
 from . import plain_dropout  # noqa: F401 - which adds a row
@@ -67,7 +68,7 @@ def recipe_of(config: dict[str, Any]) -> Recipe:
     kept = {name: value for name, value in config.items() if name not in ("measure", "strength") and value is not None}
     if "include" in kept:
         kept["include"] = kept["include"].split(",")
-    return from_json(kept)
+    return msgspec.convert(kept, Recipe, strict=False)
 
 
 def _precision(record: dict[str, Any]) -> str:

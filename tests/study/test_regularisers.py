@@ -13,7 +13,7 @@ from torch import nn
 from maxgain import measure_gains, operator_norms
 from maxgain.errors import RegulariserError
 from maxgain.study.dropout import LearnedNoise
-from maxgain.study.recipe import RECIPES, fill, parse, short_name, spell, with_defaults
+from maxgain.study.recipe import RECIPES, fill, parse, short_name, spell
 from maxgain.study.regularisers import REGULARISERS, Batch
 from maxgain.study.training import Training, to_float
 
@@ -57,8 +57,8 @@ def test_spelling(text, spelling):
 
 @given(st.floats(min_value=0, exclude_min=True, allow_infinity=False))
 def test_numbers_are_read_back(number):
-    (choice,) = parse(spell([replace(parse("maxgain")[0], value=number)]))
-    assert choice.value == number
+    (choice,) = parse(fill("maxgain", {"maxgain": number}))
+    assert choice.number == number
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_refusals(text):
 def test_filling_and_defaults():
     assert fill("maxgain+dropout=0.5", {"maxgain": 1.5, "dropout": 0.9}) == "maxgain=1.5+dropout=0.5"
     assert fill("batchnorm", {"batchnorm": 3}) == "batchnorm"
-    assert spell(with_defaults(parse("maxgain+dropout"))) == "maxgain=2+dropout=1"
+    assert fill("maxgain+dropout") == "maxgain=2+dropout=1"
     assert short_name("maxgain=1+dropout=1") == "maxgain=1+dropout"
     assert short_name("dropout=1", ["dropout"]) == "dropout=1"
 

@@ -21,7 +21,7 @@ from PIL import Image
 
 from maxgain.errors import CheckpointError, DataError, FileError, FolderInUseError, RunError
 from maxgain.study import _files, data, run
-from maxgain.study.recipe import RECIPES, run_key, to_json
+from maxgain.study.recipe import RECIPES, run_key
 from maxgain.study.result import CONFIG, METRICS, RESULT, WEIGHTS, Inputs, Run, export, load
 from maxgain.study.run import CHECKPOINT, code_version, perform
 from maxgain.study.training import DivergedError, evaluate
@@ -133,9 +133,9 @@ SLOW = replace(RECIPE, epochs=15, network="cnn", augment=True, regulariser="lips
 """Long enough to be killed; with random numbers, optimizer and power iteration to restore."""
 COMMAND = """
 import sys
-from maxgain.study.recipe import from_json
+from maxgain.study.recipe import Recipe
 from maxgain.study.run import perform
-perform(from_json(eval(sys.argv[1])), sys.argv[2], device="cpu")
+perform(Recipe(**eval(sys.argv[1])), sys.argv[2], device="cpu")
 """
 
 
@@ -145,7 +145,7 @@ def uninterrupted(tmp_path_factory):
 
 
 def start(folder):
-    recipe = repr(to_json(SLOW))
+    recipe = repr(vars(SLOW))
     environment = {**os.environ, "PYTHONPATH": str(Path(run.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen([sys.executable, "-c", COMMAND, recipe, folder], env=environment, stderr=subprocess.PIPE)
 

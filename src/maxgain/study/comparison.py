@@ -17,7 +17,7 @@ from maxgain.errors import MissingExtraError
 
 from . import _files, sentences, statistics
 from .plan import Plan
-from .recipe import Recipe, parse, short_name, spell
+from .recipe import Recipe, parse, short_name
 from .result import Result
 from .sentences import counted, p_value, percent, signed
 from .statistics import Difference, Scores, Verdict
@@ -171,8 +171,8 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the results, in the types of JSON."""
-        names = ("score", "rows", "contrasts", "chance", "title", "method", "notes")
-        return {"plan": self.plan.to_json()} | {name: _files.to_builtins(getattr(self, name)) for name in names}
+        names = ("plan", "score", "rows", "contrasts", "chance", "title", "method", "notes")
+        return {name: _files.to_builtins(getattr(self, name)) for name in names}
 
 
 def compare(plan: Plan, results: Sequence[Result]) -> Comparison:
@@ -242,9 +242,9 @@ def _row(
 ) -> Row:
     scores = _by_unit(plan, recipes, accuracies)
     values = list(scores.values())
-    given = {choice.row.name for choice in parse(name) if choice.value is not None}
+    given = {choice.row.name for choice in parse(name) if not choice.is_open}
     given |= {regulariser for numbers in plan.numbers.get(name, {}).values() for regulariser in numbers}
-    labels = {short_name(spell(recipe.chosen), given) for recipe in recipes}
+    labels = {short_name(recipe.regulariser, given) for recipe in recipes}
     return Row(
         name=name,
         label=labels.pop() if len(labels) == 1 else name,

@@ -5,16 +5,13 @@ A text names regularisers as the paper does: ``maxgain+batchnorm+dropout``.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import permutations, product
-from typing import Any, Literal, get_args, get_origin, get_type_hints
-
-import msgspec
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from maxgain.errors import RecipeError, RegulariserError
 
@@ -28,40 +25,34 @@ PEAK = 0.2
 
 @dataclass(frozen=True)
 class Chosen:
-    """A regulariser with its number; None where it has none, or where the text leaves it open."""
+    """A regulariser in a text, with its number."""
 
     row: Regulariser
-    value: float | None
-
-    @property
-    def number(self) -> float:
-        """The number of a regulariser that has one; NaN otherwise."""
-        return math.nan if self.value is None else self.value
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there is a number to choose."""
-        return self.value is None and self.row.parameter is not None
+    number: float
+    """The default where the text leaves it open; NaN where the regulariser has none."""
+    is_open: bool
+    """Whether there is a number to choose."""
 
 
 def parse(text: str) -> tuple[Chosen, ...]:
     """The regularisers in a text like ``maxgain=2+batchnorm``, in the order of the table whatever the text's."""
     chosen = []
     for part in map(str.strip, text.split("+")):
-        name, equals, number = part.partition("=")
-        row, value = REGULARISERS[name.strip()], None
+        name, equals, typed = part.partition("=")
+        row = REGULARISERS[name.strip()]
+        number = math.nan if row.default is None else row.default
         if equals:
-            try:
-                value = float(number)
-            except ValueError:
-                value = math.nan
             if row.parameter is None:
                 raise RegulariserError(f"{row.name} takes no number, but got {part!r}.", field="regulariser")
-            if not row.valid(value):
+            try:
+                number = float(typed)
+            except ValueError:
+                number = math.nan
+            if not row.valid(number):
                 raise RegulariserError(
-                    f"{number!r} is no {row.parameter} for {row.name} (default {row.default:g}).", field="regulariser"
+                    f"{typed!r} is no {row.parameter} for {row.name} (default {row.default:g}).", field="regulariser"
                 )
-        chosen.append(Chosen(row, value))
+        chosen.append(Chosen(row, number, is_open=row.parameter is not None and not equals))
     order = list(REGULARISERS)
     chosen.sort(key=lambda choice: order.index(choice.row.name))
     if len({choice.row.name for choice in chosen}) < len(chosen):
@@ -90,35 +81,35 @@ def open_parts(text: str) -> list[Chosen]:
     return [choice for choice in parse(text) if choice.is_open]
 
 
-def with_defaults(chosen: Iterable[Chosen]) -> tuple[Chosen, ...]:
-    """The same regularisers, open numbers at their defaults."""
-    return tuple(replace(choice, value=choice.row.default) if choice.value is None else choice for choice in chosen)
-
-
 def spell(chosen: Iterable[Chosen]) -> str:
     """The one spelling of these regularisers; `parse` reads every number back as the same one."""
     return "+".join(
         choice.row.name
-        if choice.value is None
-        else f"{choice.row.name}={float(choice.value)!r}".removesuffix(".0").replace("e+", "e")
+        if choice.is_open or choice.row.parameter is None
+        else f"{choice.row.name}={float(choice.number)!r}".removesuffix(".0").replace("e+", "e")
         for choice in chosen
     )
 
 
-def fill(text: str, numbers: Mapping[str, float]) -> str:
-    """The text with these numbers, by regulariser, where it leaves them open."""
+def fill(text: str, numbers: Mapping[str, float] | None = None) -> str:
+    """The text with these numbers, by regulariser, where it leaves them open; by default with the default ones."""
+    chosen = parse(text)
+    if numbers is None:
+        numbers = {choice.row.name: choice.number for choice in chosen}
     return spell(
-        replace(choice, value=numbers[choice.row.name]) if choice.is_open and choice.row.name in numbers else choice
-        for choice in parse(text)
+        replace(choice, number=numbers[choice.row.name], is_open=False)
+        if choice.is_open and choice.row.name in numbers
+        else choice
+        for choice in chosen
     )
 
 
 def short_name(text: str, typed: Collection[str] = ()) -> str:
-    """The text without factors of 1, except for the regularisers in `typed`."""
+    """The text with its defaults, but without factors of 1, except for the regularisers in `typed`."""
     return spell(
-        replace(choice, value=None)
-        if choice.row.parameter == "factor" and choice.value == 1 and choice.row.name not in typed
-        else choice
+        replace(
+            choice, is_open=choice.row.parameter == "factor" and choice.number == 1 and choice.row.name not in typed
+        )
         for choice in parse(text)
     )
 
@@ -203,13 +194,13 @@ class Recipe:
 
     @property
     def chosen(self) -> tuple[Chosen, ...]:
-        """The regularisers with their numbers, defaults filled in."""
-        return with_defaults(parse(self.regulariser))
+        """The regularisers with their numbers."""
+        return parse(self.regulariser)
 
     @property
     def gamma(self) -> float | None:
         """The bound of maxgain, if that is among the regularisers."""
-        return next((choice.value for choice in self.chosen if choice.row.name == "maxgain"), None)
+        return next((choice.number for choice in self.chosen if choice.row.name == "maxgain"), None)
 
     def learning_rate_at(self, epoch: float) -> float:
         """The learning rate after this many epochs."""
@@ -227,13 +218,12 @@ class Recipe:
     def key(self) -> str:
         """A hash of what the recipe computes: its name and spelling do not matter, nor do fields at their default."""
         ignored = ("name",) if self.gamma is not None else ("name", "include")  # include is for maxgain alone
-        content = {name: value for name, value in to_json(self).items() if name not in ignored}
-        defaults = {field.name: field.default for field in dataclasses.fields(self) if field.default is not MISSING}
-        plain = _files.to_builtins(defaults)
+        content = asdict(self) | {"regulariser": fill(self.regulariser)}
+        changed = {each.name: content[each.name] for each in fields(self) if content[each.name] != each.default}
         decisive = {
             name: int(value) if isinstance(value, float) and value.is_integer() else value  # 2.0 is 2
-            for name, value in content.items()
-            if name not in plain or plain[name] != value
+            for name, value in _files.to_builtins(changed).items()
+            if name not in ignored
         }
         text = json.dumps(decisive, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -242,7 +232,7 @@ class Recipe:
     def title(self) -> str:
         """What people call a run of this recipe: name, regularisers, fold and seed."""
         fold = "" if self.fold is None else f"-fold{self.fold}"
-        return f"{self.name}-{spell(self.chosen)}{fold}-seed{self.seed}"
+        return f"{self.name}-{fill(self.regulariser)}{fold}-seed{self.seed}"
 
 
 _CHOICES = {name: get_args(hint) for name, hint in get_type_hints(Recipe).items() if get_origin(hint) is Literal}
@@ -272,17 +262,6 @@ RECIPES = Table(
         )
     },
 )  # fmt: skip
-
-
-def to_json(recipe: Recipe) -> dict[str, Any]:
-    """The recipe in the types of JSON, with every number of its regularisers."""
-    content: dict[str, Any] = _files.to_builtins(recipe)
-    return content | {"regulariser": spell(recipe.chosen)}
-
-
-def from_json(content: dict[str, Any]) -> Recipe:
-    """The recipe that `to_json` wrote."""
-    return msgspec.convert(content, Recipe, strict=False)  # which reads "inf" as a number
 
 
 def run_key(recipe: Recipe, fingerprint: str) -> str:

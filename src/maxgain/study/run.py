@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -34,7 +34,7 @@ from maxgain.errors import CheckpointError, MeasurementWarning, RunError
 from . import _files
 from .capture import stream_for
 from .data import Dataset, Split, data_root
-from .recipe import Recipe, run_key, spell, to_json
+from .recipe import Recipe, fill, run_key
 from .result import CONFIG, GAIN_EPOCHS, METRICS, RESULT, WEIGHTS, Config, History, Metrics, Result
 from .result import Inputs as Inputs
 from .result import Run as Run
@@ -82,7 +82,7 @@ def perform(
         stop: Asks the run to save itself and stop.
     """
     run, inputs = Run(folder), inputs or Inputs()
-    recipe = replace(recipe, regulariser=spell(recipe.chosen))
+    recipe = replace(recipe, regulariser=fill(recipe.regulariser))
     dataset = inputs.load(recipe, test)
     key = run_key(recipe, dataset.fingerprint)
     with _stop_signals(stop) as stopping, _machine_errors(run.folder), _files.locked(run.folder):
@@ -279,10 +279,10 @@ def _expect_same(run: Run, recipe: Recipe, fingerprint: str) -> Config | None:
         if there is None:
             continue
         if there.recipe.key != recipe.key:
-            old, new = to_json(there.recipe), to_json(recipe)
+            old, new = asdict(there.recipe), asdict(recipe)
             name = next((name for name in new if name != "name" and old[name] != new[name]), "recipe")
             raise CheckpointError(
-                f"{run.folder} is of another recipe: {name} is {old.get(name)!r} there and {new.get(name)!r} here; "
+                f"{run.folder} is of another recipe: {name} is {old[name]!r} there and {new[name]!r} here; "
                 "choose another folder.",
                 field="out",
             )

@@ -79,21 +79,16 @@ class Tuning:
 
     def __str__(self) -> str:
         """A line per point, and what was chosen."""
-        early, rows = self.by == "early", []
+        first, rows = "training loss" if self.by == "early" else "validation accuracy", []
         for result in self.results:
             point = numbers_of(result.recipe, self.parts)
-            losses = result.history.train_loss or [None]
-            scores = [
-                losses[-1] if early else result.validation_accuracy,
-                result.validation_loss,
-                result.train_accuracy,
-            ]
-            texts = ["" if score is None else f"{score:.4f}" for score in scores]
-            mark = "<- chosen" if point == self.numbers else ""
-            rows.append([*map("{:g}".format, point.values()), *(texts if result.status == "ok" else FAILED), mark])
-        heads = (*self.numbers, "training loss" if early else "validation accuracy", *SCORES, "")
+            score = result.history.train_loss[-1:] if self.by == "early" else [result.validation_accuracy]
+            scores = [*score, result.validation_loss, result.train_accuracy]
+            texts = ["" if score is None else f"{score:.4f}" for score in scores] if result.status == "ok" else FAILED
+            rows.append([*map("{:g}".format, point.values()), *texts, "<- chosen" if point == self.numbers else ""])
         chosen = f"chosen: {self.best} ({RULES[self.by]})"
-        return text_table(heads, rows, title=f"{self.recipe.name}, {counted(len(rows), 'run')}", caption=chosen)
+        title = f"{self.recipe.name}, {counted(len(rows), 'run')}"
+        return text_table((*self.numbers, first, *SCORES, ""), rows, title=title, caption=chosen)
 
 
 def tune(
@@ -106,33 +101,51 @@ def tune(
     at_once: int = 1,
 ) -> Tuning:
     """Train points and choose one; `run` trains what is missing of them, so the same call continues a search."""
-    recipe = replace(recipe, train_on="train")
-    parts = open_parts(recipe.regulariser)
+    recipe, grid = replace(recipe, train_on="train"), grid or {}
     if by not in RULES:
         raise RecipeError(unknown("rule", by, RULES), field="by")
+    parts = [part for part in open_parts(recipe.regulariser) if by != "early" or part.row.name == "maxgain"]
     if not parts:
-        raise RecipeError(f"{recipe.regulariser} leaves no number open to tune.", field="regulariser")
+        what = "γ" if by == "early" else "number"
+        raise RecipeError(f"{recipe.regulariser} leaves no {what} open to tune.", field="regulariser")
     if budget is not None and budget < 1:
         raise RecipeError(f"budget must be at least 1, not {budget}.", field="budget")
-    used = {"tpe": set[str](), "early": {"maxgain"}, "grid": {part.row.name for part in parts}}[by]
-    if unused := sorted(set(grid or {}) - used):
+    if unused := sorted(grid.keys() - {part.row.name for part in parts if by != "tpe"}):
         raise RecipeError(f"a grid for {unused[0]} has no use here.", field="grid")
     if by == "early":
         if budget is not None:
             raise RecipeError("budget is not for the early rule, which trains every γ of its grid.", field="budget")
-        return _tune_early(recipe, run, (grid or {}).get("maxgain", GAMMAS))
-    if by == "tpe":
-        results = _propose(recipe, run, parts, budget or 3 * BUDGET, at_once)
+        results, chosen = _tune_early(recipe, run, grid.get("maxgain", GAMMAS))
     else:
-        results = list(run(grid_recipes(recipe, grid or {}, budget)))
-    chosen = best(results, parts)
-    return Tuning(recipe, by, _ordered(results, parts), chosen)
+        if by == "tpe":
+            results = _propose(recipe, run, budget or 3 * BUDGET, at_once)
+        else:
+            results = list(run(grid_recipes(recipe, grid, budget)))
+        chosen = best(results, parts)
+    results.sort(key=lambda result: [*numbers_of(result.recipe, parts).values()])
+    return Tuning(recipe, by, tuple(results), chosen)
 
 
 def grid_recipes(recipe: Recipe, grid: Mapping[str, Sequence[float]], budget: int | None) -> list[Recipe]:
-    """The recipe at every point of the grid."""
-    parts = open_parts(recipe.regulariser)
-    return [at(replace(recipe, train_on="train"), point) for point in points(parts, grid, budget)]
+    """The recipe at every combination of values; with a budget, of the first values of each grid, that many in all.
+
+    So a row with two numbers gets as many runs as a row with one. Without a grid, a number's usual values are taken.
+    """
+    parts, values = open_parts(recipe.regulariser), dict[str, Sequence[float]]()
+    for part, size in zip(parts, _sizes(len(parts), budget or BUDGET), strict=True):
+        name = part.row.name
+        known = grid.get(name, part.row.grid)
+        if name not in grid or budget is not None:
+            if size > len(known):
+                raise RecipeError(f"{name} has {len(known)} values to try, not {size}; give a grid.", field="budget")
+            known = known[:size]
+        if not known:
+            raise RecipeError(f"the grid of {name} has no values.", field="grid")
+        if wrong := [value for value in known if not part.row.valid(value)]:
+            raise RecipeError(f"{wrong[0]:g} is no {part.row.parameter} of {name}.", field="grid")
+        values[name] = sorted(known)
+    points = [dict(zip(values, point, strict=True)) for point in product(*values.values())]
+    return [at(replace(recipe, train_on="train"), point) for point in points]
 
 
 def at(recipe: Recipe, numbers: Mapping[str, float]) -> Recipe:
@@ -157,27 +170,6 @@ def best(results: Iterable[Result], parts: Sequence[Chosen]) -> Numbers:
     if not finished:
         raise RunError("no tuning run finished, so no number can be chosen.")
     return numbers_of(min(finished, key=rank).recipe, parts)
-
-
-def points(parts: Sequence[Chosen], grid: Mapping[str, Sequence[float]], budget: int | None) -> list[Numbers]:
-    """Every combination of values; with a budget, of so many first values of each grid that this many points result.
-
-    So a row with two numbers gets as many runs as a row with one. Without a grid, a number's usual values are taken.
-    """
-    values: dict[str, Sequence[float]] = {}
-    for part, size in zip(parts, _sizes(len(parts), budget or BUDGET), strict=True):
-        name = part.row.name
-        known = grid.get(name, part.row.grid)
-        if name not in grid or budget is not None:
-            if size > len(known):
-                raise RecipeError(f"{name} has {len(known)} values to try, not {size}; give a grid.", field="budget")
-            known = known[:size]
-        if not known:
-            raise RecipeError(f"the grid of {name} has no values.", field="grid")
-        if wrong := [value for value in known if not part.row.valid(value)]:
-            raise RecipeError(f"{wrong[0]:g} is no {part.row.parameter} of {name}.", field="grid")
-        values[name] = sorted(known)
-    return [dict(zip(values, combination, strict=True)) for combination in product(*values.values())]
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, tuple[float, ...]]:
@@ -209,14 +201,14 @@ def _sizes(count: int, budget: int) -> list[int]:
     return sizes
 
 
-def _propose(recipe: Recipe, run: Run, parts: Sequence[Chosen], budget: int, at_once: int) -> list[Result]:
+def _propose(recipe: Recipe, run: Run, budget: int, at_once: int) -> list[Result]:
     """Train what optuna's TPE proposes, a few points at once; the same call proposes the same points."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
-    searched = {part.row.name: part.row.search or (1.0, 1.0) for part in parts}
-    ranges = {name: optuna.distributions.FloatDistribution(*ends, log=True) for name, ends in searched.items()}
+    rows = [part.row for part in open_parts(recipe.regulariser)]
+    ranges = {row.name: optuna.distributions.FloatDistribution(*(row.search or ()), log=True) for row in rows}
     results: dict[str, Result] = {}
     for done in range(0, budget, at_once):
         trials = [study.ask(ranges) for _ in range(min(at_once, budget - done))]
@@ -225,16 +217,12 @@ def _propose(recipe: Recipe, run: Run, parts: Sequence[Chosen], budget: int, at_
         results |= {result.recipe.key: result for result in run(recipes)}
         for trial, proposed in zip(trials, recipes, strict=True):
             accuracy = results[proposed.key].validation_accuracy
-            failed = optuna.trial.TrialState.FAIL if accuracy is None else None
-            study.tell(trial, accuracy, state=failed)
+            study.tell(trial, accuracy, state=optuna.trial.TrialState.FAIL if accuracy is None else None)
     return list(results.values())
 
 
-def _tune_early(recipe: Recipe, run: Run, gammas: Sequence[float]) -> Tuning:
+def _tune_early(recipe: Recipe, run: Run, gammas: Sequence[float]) -> tuple[list[Result], Numbers]:
     """Train each γ for a seventh of the recipe and choose by training loss; widen the grid once at a chosen end."""
-    parts = [part for part in open_parts(recipe.regulariser) if part.row.name == "maxgain"]
-    if not parts:
-        raise RecipeError("the early rule chooses γ: write maxgain, not maxgain=2.", field="regulariser")
     if len(gammas) < 2 or list(gammas) != sorted(gammas) or gammas[0] <= 0:
         raise RecipeError("the early rule needs at least two γ, positive and ascending.", field="grid")
     epochs = max(FEWEST_EPOCHS, round(recipe.epochs / FRACTION))
@@ -243,8 +231,19 @@ def _tune_early(recipe: Recipe, run: Run, gammas: Sequence[float]) -> Tuning:
     results: list[Result] = []
 
     def choose(*more: float) -> float:
+        """Train these γ too, and choose of all so far."""
         results.extend(run([at(replace(recipe, epochs=epochs), {"maxgain": gamma}) for gamma in more]))
-        return _early_choice(results)
+        losses, guessing = early_losses(results), math.log(results[0].classes)
+        learned = {gamma: loss if loss < GUESSING * guessing else math.inf for gamma, loss in losses.items()}
+        if math.inf == min(learned.values()):
+            raise RunError(
+                f"no run learned anything: the lowest training loss is {min(losses.values()):.3g}, and guessing has "
+                f"{guessing:.3g}. Try larger γ, or another learning rate."
+            )
+        try:
+            return choose_gamma(learned)
+        except ChoiceError:  # the smallest trains as well as any
+            return min(losses)
 
     chosen = choose(*gammas)
     ratios = {gammas[0]: gammas[0] / gammas[1], gammas[-1]: gammas[-1] / gammas[-2]}
@@ -259,22 +258,7 @@ def _tune_early(recipe: Recipe, run: Run, gammas: Sequence[float]) -> Tuning:
     for setting in ("label_smoothing", "label_noise"):
         if getattr(recipe, setting):
             log.warning("%s changes what a low training loss means, so the rule misleads: tune by accuracy", setting)
-    return Tuning(recipe, "early", _ordered(results, parts), {"maxgain": chosen})
-
-
-def _early_choice(results: Sequence[Result]) -> float:
-    """The γ that the early rule chooses, which may be the smallest."""
-    losses, guessing = early_losses(results), math.log(results[0].classes)
-    learned = {gamma: loss if loss < GUESSING * guessing else math.inf for gamma, loss in losses.items()}
-    if math.inf == min(learned.values()):
-        raise RunError(
-            f"no run learned anything: the lowest training loss is {min(losses.values()):.3g}, and guessing has "
-            f"{guessing:.3g}. Try larger γ, or another learning rate."
-        )
-    try:
-        return choose_gamma(learned)
-    except ChoiceError:  # the smallest trains as well as any
-        return min(losses)
+    return results, {"maxgain": chosen}
 
 
 def early_losses(results: Iterable[Result]) -> dict[float, float]:
@@ -284,7 +268,3 @@ def early_losses(results: Iterable[Result]) -> dict[float, float]:
         known = result.history.train_loss if result.status == "ok" else []
         losses[result.recipe.gamma or math.nan] = math.inf if not known or known[-1] is None else known[-1]
     return losses
-
-
-def _ordered(results: Iterable[Result], parts: Sequence[Chosen]) -> tuple[Result, ...]:
-    return tuple(sorted(results, key=lambda result: list(numbers_of(result.recipe, parts).values())))

@@ -20,7 +20,7 @@ from .. import _files
 from ..comparison import HEADS, Comparison, compare
 from ..plan import FILE as PLAN
 from ..plan import Plan, read_plan
-from ..recipe import Recipe, short_name, spell, to_json
+from ..recipe import Recipe, short_name
 from ..result import CONFIG, RESULT, Result, load
 from ..sentences import counted, listed, percent
 from ..tuning import FILE as TUNING
@@ -221,7 +221,7 @@ def _search(results: Sequence[Result], choice: Choice | None = None) -> Section:
 
 
 def _run(result: Result) -> Section:
-    name = f"{result.recipe.name}, {short_name(spell(result.recipe.chosen))}"
+    name = f"{result.recipe.name}, {short_name(result.recipe.regulariser)}"
     part = "validation" if result.test_accuracy is None else "test"
     score = percent(getattr(result, f"{part}_accuracy"))
     shown = {name: result} if result.gains else {}
@@ -270,7 +270,7 @@ def _figures(measured: Mapping[str, Result], rows: Mapping[str, Sequence[Result]
 
 
 def _settings(recipe: Recipe) -> Table:
-    content: dict[str, Any] = to_json(recipe)
+    content: dict[str, Any] = _files.to_builtins(recipe)
     hidden = ("regulariser", "fold", "seed")
     rows = [(name.replace("_", " "), str(value)) for name, value in content.items() if name not in hidden and value]
     return Table(("setting", "value"), rows, "Settings")
