@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from maxgain.study.sentences import counted, listed, p_value, percent, points, reach, signed
+from maxgain.study.sentences import counted, listed, p_value, percent, points, reach
 
 
 @pytest.mark.parametrize(
@@ -25,16 +25,9 @@ def test_p_value(p, text):
     assert p_value(p) == text
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.0248, "+2.5"), (-0.006, "−0.6"), (0.0004, "+0.04"), (-0.00001, "−0.001"), (0, "0.0")]
-)
-def test_points(value, text):
-    assert points(value) == text
-
-
 def test_other_numbers():
-    assert [signed(value) for value in (1.254, -1.256, -0.001)] == ["+1.25", "−1.26", "0.00"]
+    assert [points(value) for value in (0.01254, -0.01256, -0.00001, 0)] == ["+1.25", "−1.26", "0.00", "0.00"]
     assert [percent(0.9075), percent(0.9075, 0.0011), percent(None)] == ["90.75", "90.75 ± 0.11", "–"]
-    assert reach((-0.028, 0.017)) == "−2.8 to +1.7"
+    assert reach((-0.028, 0.017)) == "−2.80 to +1.70"
     assert [counted(1, "run"), counted(1797, "image")] == ["1 run", "1,797 images"]
     assert [listed(["a"]), listed(["a", "b", "c"])] == ["a", "a, b and c"]

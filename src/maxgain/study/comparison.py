@@ -6,7 +6,7 @@ import base64
 import importlib
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from . import _files, sentences, statistics
 from .plan import Plan
 from .recipe import Recipe, parse, short_name
 from .result import Result
-from .sentences import counted, p_value, percent, signed
+from .sentences import counted, p_equals, p_value, percent, points, reach
 from .statistics import Difference, Scores, Verdict
 
 WIDTH = 80
@@ -43,15 +43,12 @@ class Row:
     mean: float | None
     standard_error: float | None
     planned: int
+    done: int
+    """Runs that have a score."""
     failed: int
     """Runs whose training failed."""
     missing: int
     """Runs that were not made, or that the machine stopped."""
-
-    @property
-    def done(self) -> int:
-        """Number of finished runs."""
-        return self.planned - self.failed - self.missing
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,6 @@ class Contrast:
     """Inconclusive, unless it holds with failed runs counted as guesses."""
     sampling_error: float | None
     """Standard error from the sampling of test images alone; None over folds, whose spread contains it."""
-    sentence: str
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,7 +83,7 @@ class Comparison:
     title: str
     method: str
     notes: tuple[str, ...]
-    """What is missing, and what else a reader has to know."""
+    """What is missing or could not be tested, and what a contrast's check and failed runs change."""
     results: dict[str, tuple[Result, ...]]
     """Finished runs by row."""
     failed: tuple[Result, ...]
@@ -127,13 +123,17 @@ class Comparison:
         lines: list[tuple[str, ...]] = []
         for row in self.rows:
             runs = str(row.done) if row.done == row.planned else f"{row.done} of {row.planned}"
-            start = (row.label, percent(row.mean, row.standard_error), runs)
-            tests = [(one.second, *_texts(one)) for one in self.contrasts if one.first == row.name]
+            start, tests = (row.label, percent(row.mean, row.standard_error), runs), []
+            for one in self.contrasts:
+                if one.first == row.name:
+                    test = one.difference
+                    text = points(test.mean) if test else "–"
+                    text += f" ({reach(test.interval)})" if test and test.interval else ""
+                    tests.append((f"  against {one.second}", text, p_value(test.p_holm if test else None), one.verdict))
             if self.baseline and tests:
                 lines.append((*start, *tests[0][1:]))
-                continue
-            lines.append((*start, "", "", ""))
-            lines += [(f"  against {second}", "", "", *texts) for second, *texts in tests]
+            else:
+                lines += [(*start, "", "", ""), *((name, "", "", *texts) for name, *texts in tests)]
         return lines
 
     def __str__(self) -> str:
@@ -147,8 +147,7 @@ class Comparison:
                 lines.append(name)
                 name = ""
             lines.append("  ".join(map(str.ljust, (name, *cells), widths)).rstrip())
-        with_failures = [f"{contrast.sentence}." for contrast in self.contrasts if contrast.with_failures]
-        for sentence in ("", f"{self.title}.", *with_failures, *self.notes):
+        for sentence in ("", f"{self.title}.", *self.notes):
             lines += textwrap.wrap(sentence, WIDTH) or [""]
         return "\n".join(lines)
 
@@ -178,7 +177,13 @@ class Comparison:
 def compare(plan: Plan, results: Sequence[Result]) -> Comparison:
     """What the results show of the plan. Results of other recipes are ignored; of other data, left out and counted."""
     recipes = {row: plan.recipes(row) for row in plan.rows}
-    found, left_out = _matching([recipe for runs in recipes.values() for recipe in runs], results)
+    keys = {recipe.key for runs in recipes.values() for recipe in runs}
+    own = [result for result in results if result.recipe.key in keys]
+    # A finished run replaces a failed one of the same recipe, a failed training one that the machine stopped.
+    own.sort(key=lambda result: (result.status == "ok", result.fault == "training", result.finished))
+    data = {result.recipe.fold: result.fingerprint for result in own}
+    used = [result for result in own if result.fingerprint in ("", data[result.recipe.fold])]
+    found = {result.recipe.key: result for result in used}
     finished = {
         row: tuple(found[run.key] for run in runs if run.key in found and found[run.key].status == "ok")
         for row, runs in recipes.items()
@@ -188,20 +193,19 @@ def compare(plan: Plan, results: Sequence[Result]) -> Comparison:
     chance = next((1 / result.classes for result in found.values() if result.classes), 0.0)
     accuracies = {result.recipe.key: getattr(result, f"{score}_accuracy") for result in every}
     guesses = {key: chance for key, result in found.items() if result.fault == "training"}
-    rows = tuple(_row(plan, row, recipes[row], accuracies, guesses) for row in plan.rows)
+    rows = {row: _row(plan, row, recipes[row], accuracies, guesses) for row in plan.rows}
     guessed = {row: _by_unit(plan, recipes[row], guesses | accuracies) for row in plan.rows}
-    correct = finished if score == "test" and plan.over == "seed" else {}
-    contrasts = _contrasts(plan, {row.name: row for row in rows}, guessed, correct, chance)
-    notes = [*_gaps(plan, rows), *dict.fromkeys(f"{result.note}." for result in every if result.note)]
-    if left_out:
+    contrasts = _contrasts(plan, rows, guessed, finished if score == "test" and plan.over == "seed" else {})
+    notes = [*_notes(plan, rows, contrasts, chance), *dict.fromkeys(f"{run.note}." for run in every if run.note)]
+    if left_out := len(own) - len(used):
         notes.append(f"{counted(left_out, 'result')} of other data left out.")
     return Comparison(
         plan=plan,
         score=score,
-        rows=rows,
+        rows=tuple(rows.values()),
         contrasts=contrasts,
         chance=chance,
-        title=_title(plan, rows, contrasts, every, score),
+        title=_title(plan, rows, contrasts, every, score, chance),
         method=sentences.method(plan, score),
         notes=tuple(notes),
         results=finished,
@@ -209,20 +213,7 @@ def compare(plan: Plan, results: Sequence[Result]) -> Comparison:
     )
 
 
-# Results
-
-
-def _matching(recipes: Sequence[Recipe], results: Sequence[Result]) -> tuple[dict[str, Result], int]:
-    """The results of these recipes by recipe key, and the number left out because their fold's data changed since.
-
-    A finished run replaces a failed one of the same recipe, a failed training one that the machine stopped.
-    """
-    keys = {recipe.key for recipe in recipes}
-    own = [result for result in results if result.recipe.key in keys]
-    own.sort(key=lambda result: (result.status == "ok", result.fault == "training", result.finished))
-    data = {result.recipe.fold: result.fingerprint for result in own}
-    used = [result for result in own if result.fingerprint in ("", data[result.recipe.fold])]
-    return {result.recipe.key: result for result in used}, len(own) - len(used)
+# Rows
 
 
 def _by_unit(plan: Plan, recipes: Sequence[Recipe], accuracies: Mapping[str, float]) -> dict[int, float]:
@@ -252,9 +243,46 @@ def _row(
         mean=float(np.mean(values)) if values else None,
         standard_error=float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None,
         planned=len(recipes),
+        done=sum(recipe.key in accuracies for recipe in recipes),
         failed=sum(recipe.key in guesses for recipe in recipes),
         missing=sum(recipe.key not in guesses and recipe.key not in accuracies for recipe in recipes),
     )
+
+
+# Contrasts
+
+
+def _contrasts(
+    plan: Plan, rows: Mapping[str, Row], guessed: Scores, results: Mapping[str, Sequence[Result]]
+) -> tuple[Contrast, ...]:
+    """Every contrast by both analyses, each corrected as a family of its own; images' errors from the results."""
+
+    def tests(analysis: Callable[..., list[Difference | None]], scores: Scores) -> list[Difference | None]:
+        return statistics.as_family(analysis(scores, plan.contrasts, plan.overlap), plan.region)
+
+    analyses = [statistics.paired, statistics.pooled]
+    decides, checks = analyses if plan.decide_by == "paired" else reversed(analyses)
+    scores = {name: row.scores for name, row in rows.items()}
+    correct = {row: [_correct(result) for result in runs if result.correct] for row, runs in results.items()}
+    contrasts = []
+    for pair, difference, check, guess in zip(
+        plan.contrasts, tests(decides, scores), tests(checks, scores), tests(decides, guessed), strict=True
+    ):
+        failed = any(rows[row].failed for row in pair)
+        verdict = statistics.verdict(difference)
+        first, second = (correct.get(row, []) for row in pair)
+        on_same_images = first and second and len({len(images) for images in (*first, *second)}) == 1
+        contrasts.append(
+            Contrast(
+                *pair,
+                difference=difference,
+                check=check,
+                with_failures=guess if failed else None,
+                verdict="inconclusive" if failed and statistics.verdict(guess) != verdict else verdict,
+                sampling_error=statistics.sampling_error(np.array(first), np.array(second)) if on_same_images else None,
+            )
+        )
+    return tuple(contrasts)
 
 
 def _correct(result: Result) -> NDArray[np.bool_]:
@@ -264,113 +292,65 @@ def _correct(result: Result) -> NDArray[np.bool_]:
     return bits[:images].astype(bool)
 
 
-def _sampling_error(*rows: Sequence[Result]) -> float | None:
-    """The error from the test images, where all runs of both rows were scored on the same ones."""
-    correct = [[_correct(result) for result in results if result.correct] for results in rows]
-    if not all(correct) or len({len(images) for runs in correct for images in runs}) > 1:
-        return None
-    return statistics.sampling_error(*map(np.array, correct))
-
-
-# Contrasts
-
-
-def _analyses(plan: Plan, scores: Scores) -> tuple[list[Difference | None], list[Difference | None]]:
-    """Every contrast by the analysis that decides and by the other, each corrected as a family of its own."""
-    paired, pooled = (
-        statistics.as_family(test(scores, plan.contrasts, plan.overlap), plan.region)
-        for test in (statistics.paired, statistics.pooled)
-    )
-    return (paired, pooled) if plan.decide_by == "paired" else (pooled, paired)
-
-
-def _contrasts(
-    plan: Plan, rows: Mapping[str, Row], guessed: Scores, correct: Mapping[str, Sequence[Result]], chance: float
-) -> tuple[Contrast, ...]:
-    decided, checks = _analyses(plan, {name: row.scores for name, row in rows.items()})
-    with_guesses, _ = _analyses(plan, guessed)
-    other = "pooled" if plan.decide_by == "paired" else "paired"
-    contrasts = []
-    for (first, second), difference, check, guess in zip(plan.contrasts, decided, checks, with_guesses, strict=True):
-        a, b = rows[first], rows[second]
-        with_failures = guess if a.failed or b.failed else None
-        verdict = statistics.verdict(difference)
-        holds = not (a.failed or b.failed) or statistics.verdict(guess) == verdict
-        pairs = difference.n if difference else 0
-        sentence = f"On {pairs} of {counted(len(plan.units), plan.over)}, " if 0 < pairs < len(plan.units) else ""
-        sentence += sentences.finding(a.label, b.label, difference, verdict, plan.region, plan.over)
-        sentence += sentences.disagreement(other, check, verdict)
-        sentence += sentences.with_failures(with_failures, chance, verdict, holds)
-        contrasts.append(
-            Contrast(
-                first=first,
-                second=second,
-                difference=difference,
-                check=check,
-                with_failures=with_failures,
-                verdict=verdict if holds else "inconclusive",
-                sampling_error=_sampling_error(correct.get(first, ()), correct.get(second, ())),
-                sentence=sentence,
-            )
-        )
-    return tuple(contrasts)
-
-
 # Words
 
 
 def _title(
-    plan: Plan, rows: Sequence[Row], contrasts: Sequence[Contrast], results: Sequence[Result], score: Score
+    plan: Plan,
+    rows: Mapping[str, Row],
+    contrasts: Sequence[Contrast],
+    results: Sequence[Result],
+    score: Score,
+    chance: float,
 ) -> str:
     if not results:
-        return f"No result: none of the {counted(sum(row.planned for row in rows), 'run')} has finished"
-    if all(_is_guess(result, score) for result in results):
-        recipe, chance = plan.recipe, 100 / results[0].classes
+        return f"No result: none of the {counted(sum(row.planned for row in rows.values()), 'run')} has finished"
+    if all(_is_guess(result, score, chance) for result in results):
+        recipe = plan.recipe
         other = ", or more epochs" if recipe.optimiser == "adam" else ", or the optimizer adam"
-        return (
-            f"No run learned anything: {'all' if len(results) > 1 else 'the'} {counted(len(results), 'score')} "
-            f"{'are' if len(results) > 1 else 'is'} chance ({chance:.3g} %). "
-            f"Try a learning rate of {recipe.learning_rate / 10:g}{other}"
-        )
+        scores = f"{counted(len(results), 'score')} at chance ({100 * chance:.3g} %)"
+        return f"No run learned anything: {scores}. Try a learning rate of {recipe.learning_rate / 10:g}{other}"
     if not contrasts:
-        best = max(rows, key=lambda row: row.mean or 0.0)
+        best = max(rows.values(), key=lambda row: row.mean or 0.0)
         return f"{best.label} has {score} accuracy {percent(best.mean, best.standard_error)} %"
-    labels = {row.name: row.label for row in rows}
-    tests = [(labels[one.first], labels[one.second], one.difference, one.verdict) for one in contrasts]
-    return sentences.headline(tests, plan.region)
+    tests = [(rows[one.first].label, rows[one.second].label, one.difference, one.verdict) for one in contrasts]
+    return sentences.headline(tests, plan.rope)
 
 
-def _is_guess(result: Result, score: Score) -> bool:
+def _is_guess(result: Result, score: Score, chance: float) -> bool:
     """Whether neither the score nor the training accuracy exceeds chance by more than three standard errors."""
-    chance = 1 / result.classes
     images = len(_correct(result)) if score == "test" and result.correct else result.validation_images
     limit = chance + 3 * math.sqrt(chance * (1 - chance) / images) if images else chance
     score_of_run: float = getattr(result, f"{score}_accuracy")
     return max(score_of_run, result.train_accuracy or 0.0) <= limit
 
 
-def _gaps(plan: Plan, rows: Sequence[Row]) -> list[str]:
+def _notes(plan: Plan, rows: Mapping[str, Row], contrasts: Sequence[Contrast], chance: float) -> list[str]:
     notes = []
-    for row in rows:
+    for row in rows.values():
         untuned = len(plan.units) - len(plan.numbers.get(row.name, plan.units))
         if untuned:
             notes.append(f"{row.name}: default numbers on {counted(untuned, plan.over)}, where tuning chose none.")
-        if row.failed:
-            notes.append(f"{row.name}: {row.failed} of {row.planned} runs failed to train.")
-        if row.missing:
-            notes.append(f"{row.name}: {row.missing} of {row.planned} runs are missing.")
+        for count, what in ((row.failed, "failed to train"), (row.missing, "are missing")):
+            if count:
+                notes.append(f"{row.name}: {count} of {row.planned} runs {what}.")
+    other = "pooled" if plan.decide_by == "paired" else "paired"
+    for one in contrasts:
+        test, verdict, texts = one.difference, statistics.verdict(one.difference), []
+        if test is None:
+            texts.append(f"no {plan.over} has a score of both")
+        elif test.p_holm is None:
+            texts.append(f"too few {plan.over}s to test" if test.n < 2 else "no spread, so no test")
+        elif verdict != "equivalent" and statistics.is_equivalent(test):
+            texts.append(f"within ±{plan.rope:g} points")
+        checked = statistics.verdict(one.check)
+        if one.check and one.check.p_holm is not None and checked != verdict:
+            texts.append(f"the check, the {other} analysis, is {checked} ({p_equals(one.check.p_holm)})")
+        if one.with_failures and one.with_failures.p_holm is not None:
+            size = f"{points(one.with_failures.mean)} points ({p_equals(one.with_failures.p_holm)})"
+            texts.append(f"counting failed runs as guesses ({100 * chance:.3g} %) makes it {size}")
+            if verdict != "inconclusive":
+                texts.append(f"the verdict {'stands' if one.verdict == verdict else 'is withdrawn'}")
+        if texts:
+            notes.append(f"{rows[one.first].label} against {rows[one.second].label}: {'; '.join(texts)}.")
     return notes
-
-
-# The table
-
-
-def _texts(contrast: Contrast) -> tuple[str, str, Verdict]:
-    """+2.48 (+2.09 to +2.87), in points; p; the verdict."""
-    difference = contrast.difference
-    if difference is None:
-        return "–", "–", contrast.verdict
-    text = signed(100 * difference.mean)
-    if difference.interval:
-        text += f" ({' to '.join(signed(100 * end) for end in difference.interval)})"
-    return text, p_value(difference.p_holm), contrast.verdict

@@ -2,26 +2,29 @@
 
 from collections.abc import Sequence
 
-from . import statistics
 from .plan import Plan
-from .statistics import ALPHA, Difference, Interval, Verdict, is_equivalent
+from .statistics import ALPHA, Difference, Interval, Verdict
 
-CHANGED: dict[Verdict, str] = {"established": "raised", "reversed": "lowered"}
-OPENING: dict[Verdict, str] = {"equivalent": "No difference that matters: ", "inconclusive": "Cannot tell: "}
-SHORT: dict[Verdict, str] = {
-    "established": "better",
-    "reversed": "worse",
-    "equivalent": "no difference that matters",
-    "inconclusive": "cannot tell",
+COMPARED: dict[Verdict, str] = {
+    "established": "better than",
+    "reversed": "worse than",
+    "equivalent": "equivalent to",
+    "inconclusive": "inconclusive against",
 }
+"""What stands between two rows in a title."""
 
 # Numbers
 
 
-def signed(value: float, decimals: int = 2) -> str:
-    """+1.25 or −1.25; what rounds to zero has no sign."""
-    text = f"{value:+.{decimals}f}"
+def points(difference: float) -> str:
+    """A difference of accuracies in points, +1.25 or −1.25; what rounds to zero has no sign."""
+    text = f"{100 * difference:+.2f}"
     return text.replace("-", "−") if float(text) else text[1:]
+
+
+def reach(interval: Interval) -> str:
+    """−2.84 to +1.73."""
+    return " to ".join(map(points, interval))
 
 
 def percent(fraction: float | None, error: float | None = None) -> str:
@@ -29,17 +32,6 @@ def percent(fraction: float | None, error: float | None = None) -> str:
     if fraction is None:
         return "–"
     return f"{100 * fraction:.2f}" + ("" if error is None else f" ± {100 * error:.2f}")
-
-
-def points(difference: float) -> str:
-    """A difference of accuracies in points, to the first decimal that shows it, at most three."""
-    texts = [signed(100 * difference, decimals) for decimals in (1, 2, 3)]
-    return next((text for text in texts if text[0] in "+−"), "0.0")
-
-
-def reach(interval: Interval) -> str:
-    """−2.8 to +1.7."""
-    return " to ".join(points(end) for end in interval)
 
 
 def p_value(p: float | None) -> str:
@@ -69,82 +61,28 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-# Contrasts
+# Comparisons
 
 
 def headline(contrasts: Sequence[tuple[str, str, Difference | None, Verdict]], rope: float | None) -> str:
-    """The contrasts of a family (first, second, difference, verdict) as one title; more than three are counted."""
-    if len(contrasts) == 1:
-        ((first, second, test, verdict),) = contrasts
-        if test is None or test.interval is None:
-            return f"Cannot tell: no test of {first} against {second} is possible"
-        within = f", within ±{100 * (rope or 0):g}" if verdict == "equivalent" else ""
-        against = "" if second == "none" else f" against {second}"
-        return f"{OPENING.get(verdict, '')}{_changed(first, test, verdict)} ({reach(test.interval)}){within}{against}"
-    if len(contrasts) > 3:
-        clauses = []
-        for word, text in SHORT.items():
-            means = [test.mean if test else 0.0 for *_, test, verdict in contrasts if verdict == word]
-            if means:
-                ends = f" ({points(min(means))} to {points(max(means))} points)" if word in CHANGED else ""
-                clauses.append(f"{text} in {len(means)} of {len(contrasts)} contrasts{ends}")
-        return listed(clauses).capitalize()
+    """The contrasts of a family (first, second, difference, verdict) as one title, a clause per verdict."""
     baselines = {second for _, second, *_ in contrasts}
-    clauses = [
-        first
-        + ("" if test is None else f" {points(test.mean)} points")
-        + ("" if len(baselines) == 1 else f" against {second}")
-        + (f" ({reach(test.interval)})" if test and test.interval else "")
-        + f", {SHORT[verdict]}"
-        for first, second, test, verdict in contrasts
-    ]
-    return (f"Against {baselines.pop()}: " if len(baselines) == 1 else "") + "; ".join(clauses)
-
-
-def finding(
-    first: str, second: str, difference: Difference | None, verdict: Verdict, rope: float | None, over: str
-) -> str:
-    """What the runs that have a score show about one contrast, without a full stop."""
-    if difference is None:
-        return f"No {over} has a score of both {first} and {second}"
-    if difference.p_holm is None or difference.interval is None:
-        why = "too few to test" if difference.n < 2 else "no spread, so no test"
-        units = counted(difference.n, over)
-        return f"{first} differs from {second} by {points(difference.mean)} points on {units}: {why}"
-    within = f", within ±{100 * rope:g} points" if rope is not None and is_equivalent(difference) else ""
-    conclusion = {
-        "equivalent": f" ({p_equals(difference.p_equivalence)}): equivalent",
-        "inconclusive": ": inconclusive, which is no evidence of equality",
-    }.get(verdict, "")
-    evidence = f"95 % CI {reach(difference.interval)}, {p_equals(difference.p_holm)}"
-    return f"{_changed(first, difference, verdict)} against {second} ({evidence}){within}{conclusion}"
-
-
-def _changed(first: str, difference: Difference, verdict: Verdict) -> str:
-    size = points(difference.mean)
-    if verdict in CHANGED:
-        return f"{first} {CHANGED[verdict]} accuracy by {size[1:]} points"
-    return f"{first} changed accuracy by {size} points"
-
-
-def disagreement(analysis: str, check: Difference | None, verdict: Verdict) -> str:
-    """What the check says where its verdict is another one."""
-    other = statistics.verdict(check)
-    if check is None or check.p_holm is None or other == verdict:
-        return ""
-    return f"; the check, the {analysis} analysis, is {other} ({p_equals(check.p_holm)})"
-
-
-def with_failures(guess: Difference | None, chance: float, verdict: Verdict, holds: bool) -> str:
-    """What counting failed runs as guesses does to a contrast and its verdict."""
-    if guess is None or guess.p_holm is None:
-        return ""
-    then = "" if verdict == "inconclusive" else "; the verdict stands" if holds else "; the verdict is withdrawn"
-    counting = f"counting failed runs as guesses ({100 * chance:.3g} %)"
-    return f"; {counting} makes it {points(guess.mean)} points ({p_equals(guess.p_holm)}){then}"
-
-
-# Method
+    baseline = baselines.pop() if len(baselines) == 1 else "their baselines"
+    clauses = []
+    for verdict, compared in COMPARED.items():
+        names = list(dict.fromkeys(first for first, *_, found in contrasts if found == verdict))
+        if not names:
+            continue
+        clause = f"{listed(names) if len(names) < 5 else counted(len(names), 'row')} {compared} {baseline}"
+        clause += f" within ±{rope:g} points" if verdict == "equivalent" else ""
+        tests = [(test.mean, test.interval) for *_, test, found in contrasts if found == verdict and test]
+        match sorted(tests):
+            case [(mean, interval)]:
+                clause += f": {points(mean)} points" + (f" (95 % CI {reach(interval)})" if interval else "")
+            case [(least, _), *_, (most, _)]:
+                clause += f": {points(least)} to {points(most)} points"
+        clauses.append(clause)
+    return "; ".join(clauses)
 
 
 def method(plan: Plan, score: str) -> str:

@@ -131,7 +131,7 @@ def _comparison(comparison: Comparison, place: str) -> Section:
     return Section(
         title=comparison.title,
         place=place,
-        sentences=[*(f"{contrast.sentence}." for contrast in comparison.contrasts), _gain_sentence(shown)],
+        sentences=[_gain_sentence(shown)],
         table=Table(HEADS, comparison.table(), comparison.caption),
         figures=[
             ("Differences", [figures.forest(comparison)]),
