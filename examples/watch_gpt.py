@@ -102,20 +102,24 @@ def train(
     *,
     gamma: Any = math.inf,
     batch: int = 16,
+    seed: int = 0,
     to: Any = None,
+    growth: float = 5.0,
     compiled: bool = False,
 ) -> Run:
-    """Train a model with AdamW as torch has it, and watch it."""
+    """Train a model with AdamW as torch has it, on batches drawn by this seed, and watch it."""
     alarms: list[Alarm] = []
+    batches = torch.Generator().manual_seed(seed)
     losses, gradients = torch.zeros(2, steps, device=text.device)
     optimizer = torch.optim.AdamW(model.parameters(), fused=text.is_cuda)
     constraint = MaxGain(model, gamma, parts=PARTS, every=8 if gamma == math.inf else 1).attach(optimizer)
-    watching = watch(constraint, every=8, to=to, log="all", warmup=WARM_UP, on_alarm=alarms.append)
+    watching = watch(constraint, every=8, to=to, log="all", growth=growth, warmup=WARM_UP, on_alarm=alarms.append)
     forward = torch.compile(model) if compiled else model
     places = torch.arange(model.context + 1, device=text.device)
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = rate_at(step, peak)
-        pieces = text[torch.randint(len(text) - model.context, (batch, 1), device=text.device) + places]
+        starts = torch.randint(len(text) - model.context, (batch, 1), generator=batches)
+        pieces = text[starts.to(text.device) + places]
         loss = F.cross_entropy(forward(pieces[:, :-1]).flatten(0, 1), pieces[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -152,7 +156,9 @@ def main(arguments: list[str] | None = None) -> None:
     for seed in range(options.seeds):
         torch.manual_seed(seed)
         model, gamma = GPT(qk_norm=options.remedy == "qk-norm"), CAPPED if options.remedy == "cap" else math.inf
-        run = train(model, text, options.steps, options.rate, gamma=gamma, to=options.to, compiled=options.compile)
+        run = train(
+            model, text, options.steps, options.rate, gamma=gamma, seed=seed, to=options.to, compiled=options.compile
+        )
         spike, last = spike_of(run.losses), run.losses[-50:]
         said = "does not spike" if spike is None else f"spikes at step {spike}"
         print(f"seed {seed}: the loss {said} and ends at {sum(last) / len(last):.2f} nats per byte")

@@ -9,9 +9,9 @@ significant digits.
 
 from __future__ import annotations
 
-import argparse
 import base64
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ def result_of(record: dict[str, Any], folder: Path) -> Result:
     """One record as a result."""
     recipe = recipe_of(record["config"])
     lines = [Metrics(**_rounded(line)) for line in record.get("history", ())]
+    precision = record.get("precision", "").removesuffix(" autocast")
     return Result(
         key=run_key(recipe, record["fingerprint"]),
         fingerprint=record["fingerprint"],
@@ -55,7 +56,7 @@ def result_of(record: dict[str, Any], folder: Path) -> Result:
         gains=_rounded(record.get("gain_quantiles", {})),
         history=History.of(lines, GAIN_EPOCHS),
         correct=_correct(folder / "predictions" / f"{record['key']}.npz"),
-        precision=_precision(record),
+        precision=precision or ("bfloat16" if "NVIDIA" in record.get("device", "") else "float32"),  # what auto meant
         data_source=record.get("data_source") or SOURCES.get(recipe.dataset, ""),
         **{name: record[name] for name in (*SCORES, *COPIED) if record.get(name) is not None},
     )
@@ -69,12 +70,6 @@ def recipe_of(config: dict[str, Any]) -> Recipe:
     if "include" in kept:
         kept["include"] = kept["include"].split(",")
     return msgspec.convert(kept, Recipe, strict=False)
-
-
-def _precision(record: dict[str, Any]) -> str:
-    """What it computed in: on a GPU that was bfloat16 autocast, before records said so."""
-    said: str = record.get("precision", "").removesuffix(" autocast")
-    return said or ("bfloat16" if "NVIDIA" in record.get("device", "") else "float32")
 
 
 def _correct(path: Path) -> str:
@@ -99,19 +94,12 @@ def _rounded(value: Any) -> Any:
             return value
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("old", type=Path)
-    parser.add_argument("new", type=Path)
-    options = parser.parse_args()
+def main(old: str | Path, new: str | Path) -> None:
     for part in PARTS:
-        results = thin(options.old / part)
+        results = sorted(thin(Path(old) / part), key=lambda result: (result.recipe.regulariser, result.recipe.title))
         for name in sorted({result.recipe.name for result in results}):
-            path = options.new / part / f"{name}.jsonl"
-            rows = [result for result in results if result.recipe.name == name]
-            export(sorted(rows, key=lambda result: (result.recipe.regulariser, result.recipe.title)), path)
-            print(f"{path}: {len(rows)} results")
+            export([result for result in results if result.recipe.name == name], Path(new) / part / f"{name}.jsonl")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
