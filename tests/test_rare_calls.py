@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils import prune
 
 from maxgain import MaxGain
 from maxgain.errors import MeasurementWarning
@@ -107,6 +108,34 @@ class TestEagerAndCompiled:
         (model(x) - ask(x).detach()).square().mean().backward()
         optimizer.step()
         assert max(constraint.gains.values()) < 10
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("bias", [True, False])
+def test_nested_sequences_with_strides(bias: bool) -> None:
+    rows = [torch.randn(3, 8), torch.randn(5, 8)]
+    layer = nn.Linear(8, 4, bias)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.0)
+    constraint = MaxGain(layer, math.inf).attach(optimizer)
+    layer(torch.nested.nested_tensor(rows, layout=torch.strided)).to_padded_tensor(0.0).sum().backward()
+    optimizer.step()
+    x = torch.cat(rows)
+    expected = ((x @ layer.weight.T).norm(dim=1) / x.norm(dim=1)).max()
+    assert constraint.gains[""] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_every_weight_may_be_pruned_later_and_the_constraint_attached_again() -> None:
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    constraint = MaxGain(model, 1e-3).attach(optimizer)
+    prune.l1_unstructured(model, "weight", 0.5)
+    for is_again in (False, True):
+        model(torch.randn(8, 8)).sum().backward()
+        with pytest.warns(MeasurementWarning, match=r"computed weight"):
+            optimizer.step()
+        if not is_again:
+            constraint.detach()
+            constraint.attach(optimizer)
 
 
 def test_an_optimizer_that_is_attached_in_mid_cycle_measures_in_its_first_step() -> None:

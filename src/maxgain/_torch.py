@@ -64,7 +64,8 @@ class Updates:
         self.constraint, self.report = weakref.ref(constraint), report
         self.count, self.steps, self.version, self.is_said = 0, -1, -1, False
         layers = sorted(constraint._slots, key=lambda layer: not constraint._is_bounded[constraint._slots[layer]])
-        trained = [layer.parameter for layer in layers if layer.parameter.requires_grad][:1]
+        weights = [layer.parameter for layer in layers if layer.parameter is not None]  # else it is computed now
+        trained = [weight for weight in weights if weight.requires_grad][:1]
         usable = [weight for weight in trained if weight.is_leaf and not hasattr(type(weight), "full_tensor")]
         self.handles = [weight.register_post_accumulate_grad_hook(self) for weight in usable]
 

@@ -162,7 +162,7 @@ class _Hook(_torch.ForwardHook):
     def measure(self, module: nn.Module, x: Any, output: Any) -> None:
         """Record a forward of any kind: jagged, sparse, sharded, on several devices, with a mask."""
         if x.is_nested:
-            x, output = x.values(), output.values()
+            x, output = (one.values() if one.layout == torch.jagged else torch.cat(one.unbind()) for one in (x, output))
         if x.layout != torch.strided:
             x = x.to_dense()
         if isinstance(output, Tensor) and x.device != output.device:  # its input was fetched from another

@@ -99,6 +99,6 @@ def make_plan(constraint: Constraint, optimizer: Optimizer | None) -> StepPlan:
 
 
 def device_of(layers: Iterable[Layer]) -> torch.device:
-    """Where sizes are kept: beside the first weight, or on the host while that is on the meta device."""
-    weight = next(layer.parameter for layer in layers if layer.parameter is not None)
-    return torch.device("cpu") if weight.is_meta else weight.device
+    """Where sizes are kept: beside the first weight, or on the host while that is on the meta device or computed."""
+    weight = next((layer.parameter for layer in layers if layer.parameter is not None), None)
+    return torch.device("cpu") if weight is None or weight.is_meta else weight.device
