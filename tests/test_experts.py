@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from transformers import Qwen2MoeConfig as QwenConfig
 from transformers import Qwen2MoeForCausalLM as QwenForCausalLM
 
 from maxgain import MaxGain
-from maxgain.errors import UnsupportedLayerError
+from maxgain.errors import MeasurementWarning, UnsupportedLayerError
 from maxgain.experts import split_experts
 
 WORDS = 40
@@ -110,3 +111,21 @@ def test_experts_on_several_devices_are_refused_by_name_and_other_models_stay_as
         UnsupportedLayerError, match=r"^layer '0' \(Ungated\) cannot be split: its experts lie on several"
     ):
         split_experts(model)
+
+
+class AnotherLayout(nn.Module):
+    """As the experts of Llama 4, whose layout is not known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.randn(3, 8, 8))
+
+
+def test_splitting_is_advised_where_it_helps_alone():
+    model = nn.ModuleDict({"mine": Ungated(), "experts": AnotherLayout(), "head": nn.Linear(4, 4)})
+    with pytest.warns(MeasurementWarning) as caught:
+        MaxGain(model).detach()
+    assert re.search(r"'mine\.\w+', 'mine\.\w+' \(of unknown types: call .*split_experts", str(caught[0].message))
+    with pytest.warns(MeasurementWarning, match=r"'experts\.gate_up_proj' \(.*: register_layer") as caught:
+        MaxGain(split_experts(model))
+    assert "split_experts" not in str(caught[0].message)

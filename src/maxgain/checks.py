@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map_only
 from . import _torch
 from .distributed import full, gathered_parameters, is_sharded, local
 from .errors import MeasurementWarning, NothingToConstrainError
+from .experts import is_packed
 from .layers import ITSELF, Layer, find_layers, first_input, matches, named_modules, uncovered
 
 if TYPE_CHECKING:
@@ -242,9 +243,10 @@ def without_bound(constraint: Constraint) -> str:
     share, unknown = uncovered(constraint.model, constraint._slots, constraint.skipped, constraint._exclude)
     reasons = dict(constraint.skipped)
     if unknown and share >= SIZEABLE:
-        is_packed = any("expert" in name for name in unknown)
-        remedy = "call maxgain.experts.split_experts(model) first" if is_packed else "register_layer() teaches a type"
-        reasons |= dict.fromkeys(unknown, f"of unknown types: {remedy}")
+        packed = tuple(f"{name}.".lstrip(".") for name, module in named_modules(constraint.model) if is_packed(module))
+        split, register = "call maxgain.experts.split_experts(model) first", "register_layer() teaches a type"
+        for name in unknown:
+            reasons[name] = f"of unknown types: {split if name.startswith(packed) else register}"
     if not reasons:
         return ""
     how_much = f"{share:.0%} of the" if share >= 0.005 else "Some"

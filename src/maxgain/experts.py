@@ -19,6 +19,11 @@ LAYOUT = ("num_experts", "has_gate", "has_bias", "is_transposed", "_apply_gate",
 """The attributes of a module of packed experts."""
 
 
+def is_packed(module: nn.Module) -> bool:
+    """Whether a module is one of packed experts in the layout that is known."""
+    return all(hasattr(module, one) for one in LAYOUT) and "down_proj" in module._parameters
+
+
 class SplitExperts(nn.Module):
     """Takes and returns what a module of packed experts does, and runs one expert after the other."""
 
@@ -64,7 +69,7 @@ def split_experts(model: nn.Module) -> nn.Module:
     """
     for path, module in list(model.named_modules()):
         for name, child in list(module._modules.items()):
-            if child is not None and all(hasattr(child, one) for one in LAYOUT) and "down_proj" in child._parameters:
+            if child is not None and is_packed(child):
                 if getattr(child, "_is_expert_parallel", False):
                     what = f"layer {f'{path}.{name}'.lstrip('.')!r} ({type(child).__name__})"
                     raise UnsupportedLayerError(f"{what} cannot be split: its experts lie on several devices.")
