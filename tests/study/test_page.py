@@ -70,7 +70,7 @@ def test_a_comparison_opens_with_its_number_and_folds_its_method(tmp_path):
     assert shown.headings["h1"] == shown.headings["title"] == [comparison.title]
     assert "maxgain=2.5 inconclusive against none: −0.38 points (" in comparison.title
     assert comparison.method in shown.folded
-    assert "Largest gain of any layer: 8.00 with none and 2.50 with maxgain=2.5." in shown.open
+    assert "the largest is 8.00 with none and 2.50 with maxgain=2.5" in shown.open
     for text in ("93.88 ± 0.60", "p = 2", "γ = 2.5", "8 finished runs"):
         assert text in shown.open
     assert shown.drawings == 5, "forest, two boxes, loss and accuracy"
@@ -143,7 +143,7 @@ def test_a_search(tmp_path):
     shown = page(write(tmp_path, None, runs))
     assert shown.headings["h1"] == ["maxgain=2 has the best validation accuracy on digits, 90.00 %"]
     assert "γ of maxgain" in shown.open
-    assert "Chosen: maxgain=2 (highest)." in shown.open
+    assert "Chosen: maxgain=2 (highest)." in shown.folded
     assert shown.drawings == 1
     assert "failed" in shown.folded
 
@@ -157,8 +157,8 @@ def test_a_search_beside_a_run_of_the_same_recipe(tmp_path):
     write(tmp_path / "run", None, [made_result(replace(recipe, regulariser="maxgain=2"), 0.91)])
     shown = page(tmp_path)
     assert [title.partition(" ")[0] for title in shown.headings["h2"]] == ["maxgain=1.5", "maxgain=2", "digits,"]
-    assert "Chosen: maxgain=1.5 (first)." in shown.open
-    assert "Chosen: maxgain=2.0 (first)." in shown.open
+    assert "Chosen: maxgain=1.5 (first)." in shown.folded
+    assert "Chosen: maxgain=2 (first)." in shown.folded
 
 
 def test_a_comparison_with_its_tuning_runs_shows_both(tmp_path):

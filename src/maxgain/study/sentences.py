@@ -75,13 +75,11 @@ def headline(contrasts: Sequence[tuple[str, str, Difference | None, Verdict]], r
             continue
         clause = f"{listed(names) if len(names) < 5 else counted(len(names), 'row')} {compared} {baseline}"
         clause += f" within ±{rope:g} points" if verdict == "equivalent" else ""
-        tests = [(test.mean, test.interval) for *_, test, found in contrasts if found == verdict and test]
-        match sorted(tests):
-            case [(mean, interval)]:
-                clause += f": {points(mean)} points" + (f" (95 % CI {reach(interval)})" if interval else "")
-            case [(least, _), *_, (most, _)]:
-                clause += f": {points(least)} to {points(most)} points"
+        if means := [test.mean for *_, test, found in contrasts if test and found == verdict]:
+            clause += f": {' to '.join(map(points, sorted({min(means), max(means)})))} points"
         clauses.append(clause)
+    if len(contrasts) == 1 and (test := contrasts[0][2]) and test.interval:
+        clauses[0] += f" (95 % CI {reach(test.interval)})"
     return "; ".join(clauses)
 
 

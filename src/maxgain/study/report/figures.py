@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import product
 from typing import Any
@@ -15,7 +15,6 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
-from numpy.typing import NDArray
 
 from ..comparison import Comparison
 from ..recipe import Chosen
@@ -107,9 +106,13 @@ def largest_gain(result: Result) -> float:
 
 @rc_context(STYLE)
 def learning_curve(rows: Mapping[str, Sequence[Result]], metric: str) -> Figure | None:
-    """A metric by epoch, the mean over each row's runs; None where no run recorded two epochs of it."""
+    """A metric by epoch, the mean over each row's runs that have all of it; None where no run has two epochs."""
     factor = 100 if "accuracy" in metric else 1
-    lines = {row: factor * mean for row, runs in rows.items() if (mean := _mean_history(runs, metric)).size > 1}
+    lines = {}
+    for row, runs in rows.items():
+        whole = [column for run in runs if (column := getattr(run.history, metric)) and None not in column]
+        if whole and len(whole[0]) > 1:
+            lines[row] = factor * np.mean([column for column in whole if len(column) == len(whole[0])], axis=0)
     if not lines:
         return None
     figure, (axis,) = panels(1, 1, PANEL)
@@ -187,19 +190,14 @@ def varied(results: Sequence[Result]) -> list[Chosen]:
 
 def svg(figure: Figure, label: str) -> str:
     """The figure as an inline SVG whose colours follow the page's, light or dark."""
-    buffer = io.StringIO()
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    buffer, width = io.StringIO(), figure.get_figwidth()
     with rc_context(STYLE):
-        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'<g id="[^"]*"', "<g", text)
-    width = float(re.search(r'width="([\d.]+)pt"', text)[1])  # type: ignore[index]
-    opening = (
-        f'<svg role="img" aria-label="{escape(label)}" style="width:{width / 72:.2f}in;min-width:{width / 96:.2f}in"'
-    )
-    text = re.sub(r'<svg( [^>]*?) height="[^"]*"( [^>]*?)? width="[^"]*"|<svg', opening, text, count=1)
+        figure.savefig(
+            buffer, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        )
+    size = f"width:{width:.2f}in;min-width:{0.75 * width:.2f}in"
+    text = re.sub(r'<g id="[^"]*"', "<g", buffer.getvalue().partition("<svg")[2])
+    text = f'<svg role="img" aria-label="{escape(label)}" style="{size}"{text}'
     colours = {INK: "currentColor", SOFT: "var(--soft)", RULE: "var(--rule)"}
     colours |= {colour: f"var(--series-{index})" for index, colour in enumerate(SERIES)}
     for colour, variable in colours.items():
@@ -229,11 +227,3 @@ def gains_of(result: Result) -> tuple[str, Mapping[str, Sequence[float | None]]]
     """The part of the data that gains are shown of, and its quantiles by layer."""
     part = next(part for part in ("test", "validation", "train") if part in result.gains)
     return part, result.gains[part]
-
-
-def _mean_history(results: Iterable[Result], metric: str) -> NDArray[np.float64]:
-    """A metric by epoch, the mean over the runs that have it for every epoch; empty without such a run."""
-    columns: list[list[float]] = [getattr(result.history, metric) for result in results]
-    whole = [column for column in columns if column and None not in column] or [[]]
-    mean: NDArray[np.float64] = np.mean([column for column in whole if len(column) == len(whole[0])], axis=0)
-    return mean

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined
@@ -19,15 +18,14 @@ from maxgain.errors import FileError
 from .. import _files
 from ..comparison import HEADS, Comparison, compare
 from ..plan import FILE as PLAN
-from ..plan import Plan, read_plan
-from ..recipe import Recipe, short_name
+from ..plan import read_plan
+from ..recipe import Recipe, fill, short_name
 from ..result import CONFIG, RESULT, Result, load
 from ..sentences import counted, listed, percent
 from ..tuning import FILE as TUNING
 from ..tuning import Choice, numbers_of
 from . import figures
 
-PARTS = ("test", "validation", "train")
 ORIGIN = ("maxgain", "commit", "torch", "device", "machine", "precision", "data_source", "command")
 """Fields of a result that say what it was made with."""
 
@@ -41,7 +39,7 @@ class Table:
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
-    caption: str = ""
+    caption: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +49,9 @@ class Section:
     title: str
     place: str = ""
     """A comparison's folder below the page's."""
-    sentences: Sequence[str] = ()
+    notes: Sequence[str] = ()
     table: Table | None = None
     figures: Sequence[Drawn] = ()
-    notes: Sequence[str] = ()
     method: str = ""
     details: Sequence[Table] = ()
     """Folded away, each under its caption."""
@@ -62,17 +59,18 @@ class Section:
 
 def build_page(folder: Path) -> str:
     """The page about a folder, or a .jsonl export, as HTML; the same files give the same page."""
-    every = load(folder)
-    if not every:
+    results = load(folder)
+    if not results:
         raise FileError(f"there is no finished run in {folder}.")
-    sections = _sections(folder) if folder.is_dir() else _loose(every)
-    finished = sum(result.status == "ok" for result in every)
-    days = sorted({result.finished[:10] for result in every if result.finished})
+    files = sorted(folder.rglob(RESULT)) or [folder] * len(results)
+    sections = _sections(folder, list(zip(files, results, strict=True)))
+    finished = sum(result.status == "ok" for result in results)
+    days = sorted({result.finished[:10] for result in results if result.finished})
     facts = [
         counted(finished, "finished run"),
-        f"{len(every) - finished} failed" if finished < len(every) else "",
+        f"{len(results) - finished} failed" if finished < len(results) else "",
         " to ".join(dict.fromkeys([*days[:1], *days[-1:]])),
-        *sorted({f"maxgain {result.maxgain}" for result in every if result.maxgain}),
+        *sorted({f"maxgain {result.maxgain}" for result in results if result.maxgain}),
     ]
     is_answer = len(sections) == 1 or sum(bool(section.place) for section in sections) == 1
     title = sections[0].title if is_answer else f"Results in {folder.resolve().name}"
@@ -83,211 +81,159 @@ def build_page(folder: Path) -> str:
     return page.render(title=title, facts=filter(None, facts), sections=sections, style=Markup(style))
 
 
-def _sections(folder: Path) -> list[Section]:
+def _sections(folder: Path, found: Sequence[tuple[Path, Result]]) -> list[Section]:
     """Every comparison, then every search, then the runs that belong to neither."""
-    found = {file: _files.read_json(file, Result) for file in sorted(folder.rglob(RESULT))}
-    sections, compared, searched = [], set(), set()
+    sections: list[Section] = []
+    compared, searched = set[str](), set[Path]()
     for home in sorted(file.parent for file in folder.rglob(PLAN)):
-        results = [result for file, result in found.items() if home in file.parents]
-        comparison = compare(read_plan(home), results)
+        comparison = compare(read_plan(home), [result for file, result in found if home in file.parents])
         compared |= {result.key for runs in (*comparison.results.values(), comparison.failed) for result in runs}
         sections.append(_comparison(comparison, home.relative_to(folder).as_posix()))
     for home in sorted(file.parent for file in folder.rglob(TUNING)):
         choice = _files.read_json(home / TUNING, Choice)
-        files = [file for file, result in found.items() if home in file.parents and result.key in choice.runs]
-        searched |= {*files}
-        sections.append(_search([found[file] for file in files], choice))
-    rest = {result.key: result for file, result in found.items() if file not in searched}
-    sections += _loose([result for key, result in rest.items() if key not in compared])
+        tried = {file: result for file, result in found if home in file.parents and result.key in choice.runs}
+        searched |= tried.keys()
+        sections.append(_search(list(tried.values()), choice))
+    # Of the rest, runs without a test score that differ in their numbers alone are a search.
+    alike: dict[tuple[Recipe, bool], list[Result]] = {}
+    for result in {result.key: result for file, result in found if file not in searched}.values():
+        if result.key not in compared:
+            names = "+".join(choice.row.name for choice in result.recipe.chosen)
+            recipe = replace(result.recipe, regulariser=names, seed=0, fold=None if result.recipe.fold is None else 0)
+            alike.setdefault((recipe, result.test_accuracy is None), []).append(result)
+    searches = [runs for (_, untested), runs in alike.items() if untested and figures.varied(runs)]
+    sections += map(_search, searches)
+    if single := [run for runs in alike.values() if runs not in searches for run in runs]:
+        sections.append(_runs(single))
     if waiting := sum(not (file.parent / RESULT).exists() for file in folder.rglob(CONFIG)):
         sections[-1] = replace(sections[-1], notes=[*sections[-1].notes, f"{counted(waiting, 'run')} not finished."])
     return sections
 
 
-def _loose(results: Sequence[Result]) -> list[Section]:
-    """Searches, which are runs without a test score that differ in their numbers, and then single runs."""
-    groups: dict[tuple[Recipe, bool], list[Result]] = {}
-    for result in results:
-        names = "+".join(choice.row.name for choice in result.recipe.chosen)
-        fold = None if result.recipe.fold is None else 0
-        alike = replace(result.recipe, regulariser=names, seed=0, fold=fold)
-        groups.setdefault((alike, result.test_accuracy is None), []).append(result)
-    searches = [runs for (_, untested), runs in groups.items() if untested and figures.varied(runs)]
-    single = [run for runs in groups.values() if runs not in searches for run in runs]
-    sections = [_search(runs) for runs in searches]
-    if single:
-        sections.append(_run(single[0]) if len(single) == 1 else _runs(single))
-    return sections
-
-
-# Comparisons
-
-
 def _comparison(comparison: Comparison, place: str) -> Section:
     plan, labels = comparison.plan, comparison.labels
-    results = [result for runs in comparison.results.values() for result in runs]
-    shown = _before_and_after(comparison)
+    # Gains are shown of the first pair that differs in maxgain, or else of the first pair, or of the only row.
+    pairs = [(one.second, one.first) for one in comparison.contrasts]
+    adds = [pair for pair in pairs if "maxgain" in pair[1] and "maxgain" not in pair[0]]
+    gains = {row: [run for run in comparison.results[row] if run.gains] for row in [*adds, *pairs, plan.rows[:1]][0]}
+    measured = {labels[row]: runs[0] for row, runs in gains.items() if runs}
     scores = [(str(unit), *(percent(row.scores.get(unit)) for row in comparison.rows)) for unit in plan.units]
+    chosen = [
+        (
+            str(unit),
+            *(" ".join(f"{number:g}" for number in row.get(unit, {}).values()) for row in plan.numbers.values()),
+        )
+        for unit in plan.units
+        if plan.numbers
+    ]
+    sampling = [
+        (f"{labels[one.first]} against {labels[one.second]}", f"{100 * one.sampling_error:.2f}")
+        for one in comparison.contrasts
+        if one.sampling_error is not None
+    ]
     return Section(
         title=comparison.title,
         place=place,
-        sentences=[_gain_sentence(shown)],
+        notes=comparison.notes,
         table=Table(HEADS, comparison.table(), comparison.caption),
         figures=[
             ("Differences", [figures.forest(comparison)]),
-            *_figures(shown, {labels[row]: runs for row, runs in comparison.results.items() if runs}),
+            *_figures(measured, {labels[row]: runs for row, runs in comparison.results.items() if runs}),
         ],
-        notes=comparison.notes,
         method=comparison.method,
         details=[
             Table((plan.over, *labels.values()), scores, f"{comparison.score.capitalize()} accuracy by {plan.over}, %"),
-            _chosen(plan),
-            _sampling_errors(comparison),
-            _settings(plan.recipe),
-            _failures(comparison.failed),
-            _origins(results),
+            Table((plan.over, *plan.numbers), chosen, "Chosen numbers"),
+            Table(("contrast", "points"), sampling, "Standard error from the sampling of test images alone"),
+            *_details([*(run for runs in comparison.results.values() for run in runs), *comparison.failed]),
         ],
     )
-
-
-def _chosen(plan: Plan) -> Table:
-    rows = []
-    for unit in plan.units if plan.numbers else ():
-        chosen = [by_unit.get(unit, {}).values() for by_unit in plan.numbers.values()]
-        rows.append((str(unit), *(" ".join(f"{number:g}" for number in numbers) for numbers in chosen)))
-    return Table((plan.over, *plan.numbers), rows, "Chosen numbers")
-
-
-def _sampling_errors(comparison: Comparison) -> Table:
-    known = [(one, one.sampling_error) for one in comparison.contrasts if one.sampling_error is not None]
-    rows = [(f"{one.first} against {one.second}", f"{100 * error:.2f}") for one, error in known]
-    return Table(("contrast", "points"), rows, "Standard error from the sampling of test images alone")
-
-
-def _before_and_after(comparison: Comparison) -> dict[str, Result]:
-    """One run of each row of the first contrast that adds maxgain, or of the first row, where gains were measured."""
-    pairs = [(one.second, one.first) for one in comparison.contrasts]
-    adds = [pair for pair in pairs if "maxgain" in pair[1] and "maxgain" not in pair[0]]
-    rows = next(iter([*adds, *pairs]), comparison.plan.rows[:1])
-    measured = {row: next((run for run in comparison.results[row] if run.gains), None) for row in rows}
-    return {comparison.labels[row]: run for row, run in measured.items() if run is not None}
-
-
-# Searches and runs
 
 
 def _search(results: Sequence[Result], choice: Choice | None = None) -> Section:
+    """A search; one without a record of its choice takes the best mean over folds or seeds."""
     recipe, parts = results[0].recipe, figures.varied(results)
-
-    def point_of(result: Result) -> tuple[float, ...]:
-        return tuple(numbers_of(result.recipe, parts).values())
-
+    results = sorted(results, key=lambda result: list(numbers_of(result.recipe, parts).values()))
     finished = [result for result in results if result.status == "ok" and result.validation_accuracy is not None]
-    scores: dict[tuple[float, ...], list[float]] = {}
+    scores: dict[str, list[float]] = {}
     for result in finished:
-        scores.setdefault(point_of(result), []).append(result.validation_accuracy or 0.0)
-    title, chosen = f"Search on {recipe.name}: no run finished", None
-    if scores:
-        best = min(scores, key=lambda point: (-np.mean(scores[point]), point))
-        chosen = {part.row.name: value for part, value in zip(parts, best, strict=True)}
-        numbers, runs = ", ".join(f"{name}={value:g}" for name, value in chosen.items()), len(scores[best])
-        mean = percent(float(np.mean(scores[best]))) + " %" + (f", the mean of {runs} runs" if runs > 1 else "")
-        title = f"{numbers} has the best validation accuracy on {recipe.name}, {mean}"
-    drawn = [figures.tuning_curves(finished, chosen)] if finished else []
-    if choice and choice.by == "early" and (gamma := replace(recipe, regulariser=choice.regulariser).gamma):
-        title = f"{choice.regulariser} is the early rule's choice on {recipe.name}"
-        drawn.insert(0, figures.early_curve(results, gamma))
-    heads = (*(part.row.name for part in parts), "validation, %", "validation loss", "train, %", "fold", "seed")
-    rows = [
-        (
-            *(f"{value:g}" for value in point_of(result)),
-            percent(result.validation_accuracy) if result.status == "ok" else "failed",
-            "–" if result.validation_loss is None else f"{result.validation_loss:.4f}",
-            percent(result.train_accuracy),
-            "–" if result.recipe.fold is None else str(result.recipe.fold),
-            str(result.recipe.seed),
-        )
-        for result in sorted(results, key=point_of)
-    ]
+        scores.setdefault(fill(result.recipe.regulariser), []).append(result.validation_accuracy or 0.0)
+    best = max(scores, key=lambda name: float(np.mean(scores[name])), default=recipe.regulariser)
+    chosen = replace(recipe, regulariser=choice.regulariser if choice else best)
+    name, title = fill(chosen.regulariser), f"Search on {recipe.name}: no run finished"
+    drawn = [figures.tuning_curves(finished, numbers_of(chosen, parts))] if finished else []
+    if choice and choice.by == "early" and chosen.gamma:
+        title = f"{name} is the early rule's choice on {recipe.name}"
+        drawn.insert(0, figures.early_curve(results, chosen.gamma))
+    elif runs := scores.get(name):
+        title = f"{name} has the best validation accuracy on {recipe.name}, {percent(float(np.mean(runs)))} %"
+        title += f", the mean of {len(runs)} runs" if len(runs) > 1 else ""
     return Section(
         title=title,
-        sentences=[
-            f"Chosen: {choice.regulariser} ({choice.rule})." if choice else "",
-            "Numbers are chosen on validation images; test images are not used.",
-        ],
         figures=[("Scores by number", drawn)],
-        details=[Table(heads, rows, counted(len(rows), "run")), _settings(recipe), _origins(results)],
-    )
-
-
-def _run(result: Result) -> Section:
-    name = f"{result.recipe.name}, {short_name(result.recipe.regulariser)}"
-    part = "validation" if result.test_accuracy is None else "test"
-    score = percent(getattr(result, f"{part}_accuracy"))
-    shown = {name: result} if result.gains else {}
-    losses = [
-        (part, percent(getattr(result, f"{part}_accuracy")), f"{loss:.4f}")
-        for part in reversed(PARTS)
-        if (loss := getattr(result, f"{part}_loss")) is not None
-    ]
-    return Section(
-        title=f"{name}: {part} accuracy {score} %" if result.status == "ok" else f"{name}: failed",
-        sentences=[result.error or _gain_sentence(shown)],
-        table=Table(("part of the data", "accuracy, %", "log loss, nats"), losses),
-        figures=_figures(shown, {name: [result]}),
-        details=[_settings(result.recipe), _origins([result])],
+        method=(f"Chosen: {name} ({choice.rule}). " if choice else "") + "No test image was used.",
+        details=[_scores(results), *_details(results)],
     )
 
 
 def _runs(results: Sequence[Result]) -> Section:
-    heads = ("run", *(f"{part}, %" for part in PARTS))
-    rows = [
-        (result.recipe.title, *(percent(getattr(result, f"{part}_accuracy")) for part in PARTS))
-        for result in results
-        if result.status == "ok"
-    ]
-    failed = [result for result in results if result.status == "failed"]
-    title = f"{counted(len(results), 'run')} outside any comparison"
-    return Section(title=title, table=Table(heads, rows), details=[_failures(failed), _origins(results)])
+    """Runs outside any comparison; a single one with its figures."""
+    title, notes, drawn = f"{counted(len(results), 'run')} outside any comparison", [], []
+    if len(results) == 1:
+        (run,) = results
+        name = f"{run.recipe.name}, {short_name(fill(run.recipe.regulariser))}"
+        part = "validation" if run.test_accuracy is None else "test"
+        score = f"{part} accuracy {percent(getattr(run, f'{part}_accuracy'))} %"
+        title, notes = f"{name}: {score if run.status == 'ok' else 'failed'}", [run.error] if run.error else []
+        drawn = _figures({name: run} if run.gains else {}, {name: [run]})
+    return Section(title=title, notes=notes, table=_scores(results), figures=drawn, details=_details(results))
 
 
 # What all have
 
 
-def _gain_sentence(results: Mapping[str, Result]) -> str:
-    gains = [f"{figures.largest_gain(result):.2f} with {name}" for name, result in results.items()]
-    return f"Largest gain of any layer: {listed(gains)}." if gains else ""
-
-
 def _figures(measured: Mapping[str, Result], rows: Mapping[str, Sequence[Result]]) -> list[Drawn]:
     """The gains of some runs, all on one axis, and the learning curves of all rows."""
-    top = max(map(figures.largest_gain, measured.values()), default=0.0)
+    largest = {name: figures.largest_gain(run) for name, run in measured.items()}
     means = ", means over runs" if any(len(runs) > 1 for runs in rows.values()) else ""
-    return [
-        ("Gains of each layer", [figures.gain_boxes({name: run}, top) for name, run in measured.items()]),
-        (f"Learning curves{means}", [figures.learning_curve(rows, metric) for metric in figures.METRICS]),
+    drawn: list[Drawn] = [
+        (f"Learning curves{means}", [figures.learning_curve(rows, metric) for metric in figures.METRICS])
     ]
+    if largest:
+        top, said = max(largest.values()), listed([f"{gain:.2f} with {name}" for name, gain in largest.items()])
+        boxes = [figures.gain_boxes({name: run}, top) for name, run in measured.items()]
+        drawn.insert(0, (f"Gains of each layer; the largest is {said}", boxes))
+    return drawn
 
 
-def _settings(recipe: Recipe) -> Table:
-    content: dict[str, Any] = _files.to_builtins(recipe)
-    hidden = ("regulariser", "fold", "seed")
-    rows = [(name.replace("_", " "), str(value)) for name, value in content.items() if name not in hidden and value]
-    return Table(("setting", "value"), rows, "Settings")
+def _scores(results: Sequence[Result]) -> Table:
+    """The finished runs' scores on the parts of the data that any was scored on."""
+    finished, columns = [result for result in results if result.status == "ok"], {}
+    for part in ("test", "validation", "train"):
+        losses = [getattr(result, f"{part}_loss") for result in finished]
+        columns[f"{part} accuracy, %"] = [percent(getattr(result, f"{part}_accuracy")) for result in finished]
+        columns[f"{part} loss, nats"] = ["–" if loss is None else f"{loss:.4f}" for loss in losses]
+    known = {head: texts for head, texts in columns.items() if {*texts} - {"–"}}
+    rows = list(zip((result.recipe.title for result in finished), *known.values(), strict=True))
+    return Table(("run", *known), rows, "Scores")
 
 
-def _failures(results: Sequence[Result]) -> Table:
-    rows = [(result.recipe.title, result.fault, result.error) for result in results]
-    return Table(("run", "fault", "error"), rows, counted(len(rows), "failed run"))
-
-
-def _origins(results: Sequence[Result]) -> Table:
+def _details(results: Sequence[Result]) -> list[Table]:
+    """What the runs have in common, which failed, and what they were made with."""
+    settings = []
+    for name in sorted(Recipe.__dataclass_fields__.keys() - {"regulariser", "fold", "seed"}):
+        values = dict.fromkeys(str(value) for result in results if (value := getattr(result.recipe, name)))
+        settings += [(name.replace("_", " "), ", ".join(values))] if values else []
+    failed = [(one.recipe.title, one.fault, one.error) for one in results if one.status == "failed"]
     origins = Counter(
         "; ".join(f"{name.replace('_', ' ')}: {value}" for name in ORIGIN if (value := getattr(result, name)))
         for result in results
     )
-    rows = [(str(count), origin) for origin, count in origins.items()]
-    return Table(("runs", "made with"), rows, "How the runs were made")
+    return [
+        Table(("setting", "value"), settings, "Settings"),
+        Table(("run", "fault", "error"), failed, counted(len(failed), "failed run")),
+        Table(("runs", "made with"), [(str(count), text) for text, count in origins.items()], "How the runs were made"),
+    ]
 
 
 def _breakable(text: str) -> Markup:
