@@ -218,13 +218,12 @@ def compare(plan: Plan, results: Sequence[Result]) -> Comparison:
 
 def _by_unit(plan: Plan, recipes: Sequence[Recipe], accuracies: Mapping[str, float]) -> dict[int, float]:
     """The mean accuracy per fold or seed, where all its runs have one."""
-    runs: dict[int, list[str]] = {}
-    for recipe in recipes:
-        runs.setdefault(plan.unit(recipe), []).append(recipe.key)
+    keys = [recipe.key for recipe in recipes]
+    groups = [keys[start : start + plan.repeats] for start in range(0, len(keys), plan.repeats)]
     return {
-        unit: float(np.mean([accuracies[key] for key in keys]))
-        for unit, keys in runs.items()
-        if all(key in accuracies for key in keys)
+        unit: float(np.mean([accuracies[key] for key in group]))
+        for unit, group in zip(plan.units, groups, strict=True)
+        if accuracies.keys() >= {*group}
     }
 
 
@@ -255,10 +254,10 @@ def _row(
 def _contrasts(
     plan: Plan, rows: Mapping[str, Row], guessed: Scores, results: Mapping[str, Sequence[Result]]
 ) -> tuple[Contrast, ...]:
-    """Every contrast by both analyses, each corrected as a family of its own; images' errors from the results."""
+    """Every contrast by both analyses, each corrected as a family of its own; `results` share their test images."""
 
     def tests(analysis: Callable[..., list[Difference | None]], scores: Scores) -> list[Difference | None]:
-        return statistics.as_family(analysis(scores, plan.contrasts, plan.overlap), plan.region)
+        return statistics.as_family(analysis(scores, plan.contrasts, plan.overlap), plan.rope and plan.rope / 100)
 
     analyses = [statistics.paired, statistics.pooled]
     decides, checks = analyses if plan.decide_by == "paired" else reversed(analyses)

@@ -72,11 +72,6 @@ class Plan:
             )
 
     @property
-    def region(self) -> float | None:
-        """The region of practical equivalence as a fraction."""
-        return None if self.rope is None else self.rope / 100
-
-    @property
     def overlap(self) -> float:
         """Test instances per training instance where training sets overlap, else 0.
 
@@ -91,10 +86,6 @@ class Plan:
         """The regularisers of a row whose numbers tuning chooses."""
         names = {part.row.name for part in open_parts(row)}
         return names & {"maxgain"} if self.tuned == "early" else names
-
-    def unit(self, recipe: Recipe) -> int:
-        """The fold or seed that a run belongs to."""
-        return recipe.seed if self.over == "seed" else recipe.fold or 0
 
     def recipes(self, row: str) -> tuple[Recipe, ...]:
         """The row's runs, unit by unit, with the numbers that were chosen for it."""
