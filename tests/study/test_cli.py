@@ -134,7 +134,7 @@ def test_promise_15_unknown_options(maxgain, command) -> None:
         ("list maxgain", ["gamma", "ECML", "values to try"]),
         ("list cifar10", ["vgg19", "epochs: 140"]),
         ("list wrn16_4", ["residual"]),
-        ("data", ["cifar10", "digits", "yes"]),
+        ("data", ["cifar10", "digits    here"]),
         ("data check digits", ["complete"]),
     ],
 )

@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import partial
-from types import FrameType
-from typing import Annotated, Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import tyro
 from rich.console import Console
@@ -45,16 +44,19 @@ CHANGES = {"train": {}, "tune": {"regulariser": "maxgain"}, "compare": {"train_o
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        console.print(f"maxgain: warning: {message}")
+
+    warnings.showwarning = show
     with suppress(ValueError):  # not the main thread
-        signal.signal(signal.SIGTERM, _terminate)
-    _show_warnings_briefly(console)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return _run(words)
+        return _run(words, console)
     except KeyboardInterrupt:
-        command = shlex.join(["maxgain", *words])
-        console.print(f"maxgain: stopped; to continue: {command}")
+        console.print(f"maxgain: stopped; to continue: {shlex.join(['maxgain', *words])}")
         return 130
     except MaxGainError as error:
         console.print(f"maxgain: {_sentence(error, words)}")
@@ -68,12 +70,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _run(words: Sequence[str]) -> int:
+def _run(words: Sequence[str], console: Console) -> int:
     if not words or words[0] in ("-h", "--help"):
         width = max(map(len, COMMANDS))
         rows = [f"  {name:<{width}}  {_summary(command)}\n" for name, command in COMMANDS.items()]
-        usage = "usage: maxgain COMMAND [options]"
-        sys.stdout.write(f"{usage}\n\n{''.join(rows)}\n'maxgain COMMAND --help' lists its options.\n")
+        sys.stdout.write("usage: maxgain COMMAND [options]\n\n")
+        sys.stdout.writelines([*rows, "\n'maxgain COMMAND --help' lists its options.\n"])
         return 0 if words else 2
     if words[0] == "--version":
         sys.stdout.write(f"maxgain {maxgain.__version__}\n")
@@ -85,16 +87,16 @@ def _run(words: Sequence[str]) -> int:
     if name in CHANGES:
         if not rest or rest[0].startswith("-"):
             usage = f"'maxgain {name}' needs a recipe first: {', '.join(RECIPES)}."
-            if rest and rest[0] in ("-h", "--help"):
-                sys.stdout.write(f"usage: maxgain {name} RECIPE [options]\n\n{_summary(command)}\n\n{usage}\n")
-                sys.stdout.write(f"'maxgain {name} digits --help' lists the options with that recipe's defaults.\n")
-                return 0
-            raise RecipeError(usage)
+            if rest[:1] not in (["-h"], ["--help"]):
+                raise RecipeError(usage)
+            sys.stdout.write(f"usage: maxgain {name} RECIPE [options]\n\n{_summary(command)}\n\n{usage}\n")
+            sys.stdout.write(f"'maxgain {name} digits --help' lists the options with that recipe's defaults.\n")
+            return 0
         recipe, *rest = rest
         kind = get_type_hints(command)["recipe"]
-        command = partial(command, recipe=kind(**{**vars(RECIPES[recipe]), **CHANGES[name]}))
+        command = partial(command, recipe=kind(**vars(RECIPES[recipe]) | CHANGES[name]))
         name = f"{name} {recipe}"
-    handler, logger = _Progress(), logging.getLogger("maxgain.study")
+    handler, logger = _Progress(console), logging.getLogger("maxgain.study")
     logger.setLevel(logging.INFO)
     logger.propagate = False
     logger.addHandler(handler)
@@ -130,24 +132,13 @@ def _flags(part: Any) -> set[str]:
     return flags
 
 
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
-
-
-def _show_warnings_briefly(console: Console) -> None:
-    def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        console.print(f"maxgain: warning: {message}")
-
-    warnings.showwarning = show
-
-
 class _Progress(logging.Handler):
     """Show what the study logs: a bar on a terminal, one line per tenth of the work elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console) -> None:
         super().__init__(logging.INFO)
-        self.console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-        self.bar = Progress(console=self.console, transient=True, disable=not self.console.is_terminal)
+        self.console = console
+        self.bar = Progress(console=console, transient=True, disable=not console.is_terminal)
         self.task = self.bar.add_task("", total=None)
         self.tenth = 0
 

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from matplotlib.figure import Figure
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from tyro.conf import Positional, Suppress, arg
 
 from maxgain.errors import DataError, FileError, MaxGainError, RecipeError, RunError
+from maxgain.text import text_table
 
 from .. import api, tuning
 from .. import data as datasets
@@ -25,6 +24,7 @@ from ..plan import Tuned
 from ..recipe import RECIPES, Recipe
 from ..regularisers import REGULARISERS
 from ..report import early_curve, gain_boxes
+from ..report.figures import gains_of
 from ..run import Run
 from ..running import Machine
 from ..sentences import counted
@@ -86,23 +86,17 @@ class Many(Where):
     budget: int | None = None
     """tuning runs, per row and fold; None: 9; 27 for tpe"""
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """What `api.tune` and `api.compare` take."""
-        machine = Machine(device=self.device, jobs=self.jobs, engine=self.engine)
-        return {"grid": tuning.parse_grid(self.grid), "budget": self.budget, "machine": machine}
-
 
 def train(*, where: Flat[Where], recipe: Flat[Flags]) -> None:
     """Train one network. The same command continues a run that was stopped."""
-    run = api.train(recipe.name, recipe.regulariser, device=where.device, **_passed_on(where, recipe))
-    result, table = run.result, _table("part", "accuracy", "loss", "largest gain")
+    run = api.train(recipe.name, recipe.regulariser, **_passed_on(where, recipe))
+    result, rows = run.result, []
     for part in ("train", "validation", "test"):
         if (accuracy := getattr(result, f"{part}_accuracy")) is not None:
             gains = [quantiles[4] for quantiles in result.gains.get(part, {}).values() if quantiles[4] is not None]
             numbers = getattr(result, f"{part}_loss"), max(gains, default=None)
-            table.add_row(part, f"{accuracy:.2%}", *map(_number, numbers))
-    console.print(table, soft_wrap=False)
+            rows.append((part, f"{accuracy:.2%}", *map(_number, numbers)))
+    console.print(text_table(("part", "accuracy", "loss", "largest gain"), rows, title=result.recipe.title))
     if result.note:
         console.print(f"note: {result.note}")
     suggest(("inspect", run.folder), ("report", run.folder))
@@ -122,7 +116,7 @@ def tune(
     if early and by != "grid":
         raise RecipeError("choose one of --early and --by.")
     rule: Tuned = "early" if early else by
-    tuned = api.tune(recipe.name, recipe.regulariser, by=rule, **where.options, **_passed_on(where, recipe))
+    tuned = api.tune(recipe.name, recipe.regulariser, by=rule, **_passed_on(where, recipe))
     console.print(str(tuned))
     if early:
         _draw(early_curve(tuned.results, tuned.numbers["maxgain"]), tuned.folder / "early.png")
@@ -173,7 +167,6 @@ def compare(
         rope=rope,
         decide_by=decide_by,
         shard=shard,
-        **where.options,
         **_passed_on(where, recipe),
     )
     if shard:
@@ -204,18 +197,15 @@ def inspect(folder: Positional[Path], *, out: Path | None = None) -> None:
     """
     run = Run(folder)
     result = run.result
-    if result.status != "ok":
-        raise FileError(f"the run in {folder} failed: {result.error}")
     if not result.gains:
-        raise FileError(f"the network in {folder} has no layer with a gain.")
-    part = "test" if "test" in result.gains else "train"
-    table = _table("layer", f"median gain ({part})", f"largest gain ({part})", "operator norm")
+        raise FileError(f"the run in {folder} has no gains: {result.error or 'no layer was measured.'}")
     norms: Mapping[str, float | None] = result.operator_norms
     if not norms and result.recipe.network in NETWORKS:  # a network of one's own needs its function
         norms = run.operator_norms().norms
-    for layer, quantiles in result.gains[part].items():
-        table.add_row(layer, *map(_number, (quantiles[2], quantiles[4], norms.get(layer))))
-    console.print(table, soft_wrap=False)
+    part, gains = gains_of(result)
+    rows = [(layer, *map(_number, (row[2], row[4], norms.get(layer)))) for layer, row in gains.items()]
+    heads = ("layer", "median gain", "largest gain", "operator norm")
+    console.print(text_table(heads, rows, title=f"{result.recipe.title}, gains of {part} images"))
     _draw(gain_boxes({result.recipe.regulariser: result}), out or folder / "gains.png")
     suggest(("report", folder))
 
@@ -264,11 +254,10 @@ def data(
         data: folder of the data sets; None: $MAXGAIN_DATA, or a cache folder
     """
     if action == "list":
-        table = _table("name", "here", "what it is", "size")
         for each, source in datasets.DATASETS.items():
-            here = "" if source.any_size else "yes" if datasets.is_there(each, data) else "no"
-            table.add_row(each, here, source.what, source.size)
-        console.print(table, soft_wrap=False)
+            here = "" if source.any_size else "here" if datasets.is_there(each, data) else "not here"
+            line = f"{each:<10}{here:<10}{source.what}: {source.size}"
+            console.print(textwrap.fill(line, 78, subsequent_indent=" " * 20))
         return
     if name is None:
         raise DataError(f"'maxgain data {action}' needs the name of a data set.")
@@ -320,7 +309,7 @@ def demo(
     )
     console.print(str(compared))
     shown = {row: compared.results[row][0] for row in ("none", "maxgain") if compared.results.get(row)}
-    _draw(gain_boxes(shown), out / "gains.png", "gains without and with MaxGain")
+    _draw(gain_boxes(shown), out / "gains.png")
     suggest(("report", out))
 
 
@@ -328,9 +317,13 @@ def demo(
 
 
 def _passed_on(where: Where, recipe: Recipe) -> dict[str, Any]:
-    """What every function of the study takes: files, the network, and the recipe's fields."""
+    """What the functions of the study take: files, the machine, the network, and the recipe's fields."""
     settings = {name: getattr(recipe, name) for name in api.Settings.__annotations__}
-    return settings | {"network": recipe.network, "out": where.out, "root": where.data}
+    settings |= {"network": recipe.network, "out": where.out, "root": where.data}
+    if not isinstance(where, Many):
+        return settings | {"device": where.device}
+    machine = Machine(device=where.device, jobs=where.jobs, engine=where.engine)
+    return settings | {"grid": tuning.parse_grid(where.grid), "budget": where.budget, "machine": machine}
 
 
 def _changed(recipe: Recipe) -> list[str]:
@@ -347,21 +340,14 @@ def _changed(recipe: Recipe) -> list[str]:
     return words
 
 
-def _draw(figure: Figure, path: Path, what: str = "picture") -> None:
+def _draw(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
-    console.print(f"{what}: {path}")
+    console.print(f"picture: {path}")
 
 
 def _wrapped(text: str) -> str:
     return textwrap.fill(" ".join(text.split()), 78, initial_indent="  ", subsequent_indent="  ")
-
-
-def _table(*columns: str) -> Table:
-    table = Table(*columns, box=box.SIMPLE_HEAD)
-    for column in table.columns[1:]:
-        column.overflow = "fold"
-    return table
 
 
 def _number(value: float | None) -> str:
