@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import MagicMock
 
 import torch
 import torch.nn.functional as F
-from experiments.model_families import import_timm
 from torch import Tensor, nn
 
 from maxgain.study.networks import NETWORKS as STUDY_NETWORKS
@@ -55,6 +57,22 @@ class GPT(nn.Module):
         x = self.embed(words) + self.places.weight[: words.shape[1]]
         logits: Tensor = self.head(self.last(self.blocks(x)))
         return logits
+
+
+def import_timm() -> Any:
+    """Timm, with stand-ins for torchvision where that has no build for this torch: timm's models use nothing of it."""
+    try:
+        return importlib.import_module("timm")
+    except Exception:  # torchvision fails in many ways
+        parts = ("", ".ops", ".ops.misc", ".models", ".models.feature_extraction", ".datasets", ".transforms")
+        names = [*(f"torchvision{part}" for part in parts), "torchvision.transforms.functional"]
+    sys.modules |= {name: MagicMock() for name in names}
+    sys.modules["torchvision.ops.misc"].FrozenBatchNorm2d = type("FrozenBatchNorm2d", (nn.Module,), {})
+    try:
+        return importlib.import_module("timm")
+    finally:
+        for name in names:
+            del sys.modules[name]
 
 
 def gpt(depth: int, width: int, words: int, batch: int, length: int) -> Network:

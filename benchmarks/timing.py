@@ -6,7 +6,6 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +36,6 @@ SETTINGS: dict[str, tuple[float, int]] = {
     "watching, every=64": (float("inf"), 64),
 }
 """Bound and ``every`` of one constraint, which are changed in turn: code is compiled once for all of them."""
-RARE = "watching, every=64"
-"""Timed for the networks that are named with --rare alone, as its turns are long."""
 
 
 class NaiveMaxGain:
@@ -81,7 +78,7 @@ RIVALS: dict[str, Callable[[nn.Module, Optimizer], object]] = {
     "naive hook": NaiveMaxGain,
     "torch spectral_norm": lambda model, optimizer: None,
 }
-"""Timed in eager steps, where --rivals names them."""
+"""Timed in eager steps alone."""
 
 
 @dataclass
@@ -98,25 +95,17 @@ class Side:
 class Bench:
     """Times the variants of one network."""
 
-    def __init__(
-        self,
-        network: Network,
-        device: torch.device,
-        modes: Sequence[str],
-        rivals: Sequence[str],
-        alone: AbstractContextManager[Any],
-    ) -> None:
-        self.network, self.device, self.alone = network, device, alone
+    def __init__(self, network: Network, device: torch.device, modes: Sequence[str], variants: Sequence[str]) -> None:
+        self.network, self.device, self.variants = network, device, variants
         self.on_gpu = device.type == "cuda"
         self.pool = torch.cuda.graph_pool_handle() if self.on_gpu else None
-        self.sides: dict[str, Side] = {}
         self.kept: list[Any] = []
         """What captured steps read: they know addresses, not who owns them."""
         if self.on_gpu:
             self.make_side(WITHOUT, is_compiled=False)  # libraries keep memory from their first use on
         is_compiled = bool({"compiled", "captured"} & {*modes})
-        for name in (WITHOUT, "MaxGain", *rivals):
-            self.sides[name] = self.make_side(name, is_compiled=is_compiled and name not in RIVALS)
+        names = dict.fromkeys((WITHOUT, "MaxGain", *(name for name in variants if name in RIVALS)))
+        self.sides = {name: self.make_side(name, is_compiled=is_compiled and name not in RIVALS) for name in names}
 
     def make_side(self, name: str, *, is_compiled: bool) -> Side:
         """A training step, warmed up in every mode."""
@@ -146,20 +135,17 @@ class Bench:
             optimizer.zero_grad(set_to_none=True)
 
         side.step["eager"] = lambda: step(model)
-        with self.alone:
-            for _ in range(3):
-                step(model)
-            if self.on_gpu:
-                torch.cuda.reset_peak_memory_stats()
-                step(model)
-                side.memory = torch.cuda.max_memory_allocated() - before
+        for _ in range(3):
+            step(model)
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+            step(model)
+            side.memory = torch.cuda.max_memory_allocated() - before
         if is_compiled:
             compiled = torch.compile(model)
             side.step["compiled"] = lambda: step(compiled)
-            step(compiled)
-            with self.alone:
-                for _ in range(2):
-                    step(compiled)
+            for _ in range(3):
+                step(compiled)
         return side
 
     def set(self, variant: str) -> Side:
@@ -199,10 +185,9 @@ class Bench:
             step()
         return graph.replay
 
-    def rows(self, mode: str, seconds: float, *rare: str) -> list[dict[str, Any]]:
+    def rows(self, mode: str, seconds: float) -> list[dict[str, Any]]:
         """The variants of one mode, taking turns for some seconds, but three times at least."""
-        rivals = [name for name in RIVALS if name in self.sides and mode == "eager"]
-        variants = [WITHOUT, *[name for name in SETTINGS if name != RARE or rare], *rivals]
+        variants = [WITHOUT, *(name for name in self.variants if name in SETTINGS or mode == "eager")]
         for variant in variants:
             self.start(variant, mode)
         turns: list[dict[str, float]] = []
@@ -247,11 +232,11 @@ class Bench:
         """The layers that no kernel measured and why, and whether one launch divides the weights."""
         constraint = self.sides["MaxGain"].constraint
         assert constraint is not None
-        slots = zip(constraint.gains, constraint._slots.values(), strict=True)
+        why = constraint._buffer.fallbacks
         plans = [attached.plan for attached in constraint._attached.values()]
         return {
             "layers": len(constraint.gains),
-            "fallbacks": {name: why for name, slot in slots if (why := constraint._fallback(slot))},
+            "fallbacks": {layer.name: why[slot] for layer, slot in constraint._slots.items() if slot in why},
             "fused": all(plan is not None and plan.fused is not None for plan in plans),
         }
 

@@ -2,9 +2,11 @@
 
 import doctest
 import importlib
+import json
 import os
 import pkgutil
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -102,6 +104,17 @@ def test_links_lead_somewhere(page):
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
             broken.append(link)
     assert broken == []
+
+
+def test_the_table_of_models_is_that_of_its_record(monkeypatch):
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    make = runpy.run_path(str(ROOT / "docs" / "make_models.py"))
+    record = json.loads((ROOT / "docs" / "figures" / "models.json").read_text(encoding="utf-8"))["models"]
+    assert make["table"](record) in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    assert [family.name for family in make["FAMILIES"]] == [one["model"] for one in record]
+    found, recorded = make["tried"](make["FAMILIES"][0]), record[0]
+    assert found["layers"] == recorded["layers"]
+    assert found["gain over bound"] == pytest.approx(recorded["gain over bound"], abs=1e-3)
 
 
 def test_every_page_is_in_the_index_and_in_the_navigation():

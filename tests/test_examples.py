@@ -3,12 +3,9 @@
 import json
 import re
 import runpy
-import sys
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
-from torch import nn
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -29,16 +26,13 @@ def test_own_images_are_compared(tmp_path, capsys):
 
 @pytest.fixture
 def _timm(monkeypatch):
-    """Timm, with stand-ins for what it imports of torchvision where that has no build for this torch."""
+    """Timm, whether or not torchvision has a build for this torch."""
+    monkeypatch.syspath_prepend(EXAMPLES.parent)
+    networks = pytest.importorskip("benchmarks.networks")
     try:
-        import timm  # noqa: F401
-    except Exception:  # torchvision fails in many ways
-        parts = ("", ".ops", ".ops.misc", ".datasets", ".transforms", ".transforms.functional")
-        for name in (f"torchvision{part}" for part in parts):
-            monkeypatch.setitem(sys.modules, name, MagicMock(name=name))
-        frozen = type("FrozenBatchNorm2d", (nn.Module,), {})
-        monkeypatch.setattr(sys.modules["torchvision.ops.misc"], "FrozenBatchNorm2d", frozen)
-        pytest.importorskip("timm", reason="timm is not installed: pip install --no-deps timm")
+        networks.import_timm()
+    except ModuleNotFoundError:
+        pytest.skip("timm is not installed: pip install --no-deps timm")
 
 
 @pytest.mark.usefixtures("_timm")
