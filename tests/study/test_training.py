@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from maxgain.study import data
+from maxgain.study.capture import own_randomness, stream_for
 from maxgain.study.networks import NETWORKS
 from maxgain.study.recipe import RECIPES
 from maxgain.study.training import (
@@ -356,10 +357,8 @@ def test_what_is_compiled_and_captured(digits, monkeypatch, changes, own, kind):
 @pytest.mark.parametrize("regulariser", ["none", "maxgain+batchnorm+dropout"])
 @pytest.mark.parametrize("is_captured", [True, False])
 def test_gpu_learns_and_leaves_the_default_generator_alone(digits, monkeypatch, regulariser, is_captured):
-    from maxgain.study.capture import stream_for
-
     if not is_captured:
-        monkeypatch.setattr(Training, "fast_step", lambda self: self.step)
+        monkeypatch.setattr(Training, "fast_step", lambda self: own_randomness(self.generator)(self.step))
     device = torch.device("cuda")
     torch.cuda.manual_seed(3)
     before = torch.cuda.get_rng_state()

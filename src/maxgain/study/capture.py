@@ -41,10 +41,10 @@ def compile_network(model: nn.Module) -> Callable[..., torch.Tensor]:
 
 
 class CapturedStep:
-    """A step that is taken eagerly a few times, then captured, then replayed."""
+    """A step with random numbers of its own that is taken eagerly a few times, then captured, then replayed."""
 
-    def __init__(self, step: Callable[[], None], bare_step: Callable[[], None], generator: torch.Generator) -> None:
-        self.step, self.bare_step, self.generator = step, bare_step, generator
+    def __init__(self, step: Callable[[], None], generator: torch.Generator) -> None:
+        self.step, self.generator = step, generator
         self.taken = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.ends = cycle([torch.cuda.Event(blocking=True) for _ in range(MOST_AHEAD)])  # type: ignore[no-untyped-call]
@@ -53,26 +53,24 @@ class CapturedStep:
     def __call__(self) -> None:
         """Train on the next batch."""
         if self.taken < WARM_UP:
-            with setting_up:
+            with own_randomness(self.generator):
                 self.step()
             self.taken += 1
             return
         if self.graph is None:
-            with setting_up:
-                self.graph = self._capture()
+            graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+            # A graph draws from the generator that was the default when its capture began. Other trainings may go on
+            # meanwhile, in their threads.
+            with (
+                own_randomness(self.generator),
+                torch.cuda.graph(graph, stream=here, capture_error_mode="thread_local"),
+            ):
+                self.step()
+            self.graph = graph
         end = next(self.ends)
         end.synchronize()
         self.graph.replay()
         end.record()
-
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        here = torch.cuda.current_stream()
-        # A graph draws from the generator that was the default when its capture began. Other trainings may go on
-        # meanwhile, in their threads.
-        with own_randomness(self.generator), torch.cuda.graph(graph, stream=here, capture_error_mode="thread_local"):
-            self.bare_step()
-        return graph
 
 
 @contextmanager
@@ -101,7 +99,10 @@ still be training on."""
 
 @contextmanager
 def own_randomness(generator: torch.Generator) -> Iterator[None]:
-    """Make this the GPU's default generator; a graph that is captured meanwhile keeps drawing from it."""
+    """Make this the GPU's default generator; a graph that is captured meanwhile keeps drawing from it.
+
+    As a decorator: take a step with these random numbers.
+    """
     index = generator.device.index
     default = torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
     with setting_up:

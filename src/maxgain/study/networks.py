@@ -193,7 +193,6 @@ def own_network(
     network: Callable[..., Any], shape: Shape, classes: int, *, batchnorm: bool = False, dropout: Noise | None = None
 ) -> nn.Module:
     """What a user's function makes; `batchnorm` and `dropout` are passed where they are asked for."""
-    name = _called(network)
     wanted = ({"batchnorm": True} if batchnorm else {}) | ({"dropout": dropout} if dropout else {})
     try:
         made = network(shape, classes, **wanted)
@@ -205,44 +204,41 @@ def own_network(
     except MaxGainError:
         raise
     except Exception as error:  # whatever a user's code may raise
-        asked = "".join(f", {name}=..." for name in wanted)
+        call = f"{_called(network)}({', '.join(['shape', 'classes', *(f'{name}=...' for name in wanted)])})"
         raise RecipeError(
-            f"{name}(shape, classes{asked}) with shape {shape} and {classes} classes failed: "
-            f"{type(error).__name__}: {error}",
-            field="network",
+            f"{call} with shape {shape} and {classes} classes failed: {type(error).__name__}: {error}", field="network"
         ) from error
     return made.train()
 
 
 def name_network(network: Callable[..., Any], dataset: Dataset) -> str:
     """A name for a user's function that holds a hash of its layers; refuses one that cannot be trained on the data."""
-    name, classes = _called(network), len(dataset.classes)
+    name, shape, classes = _called(network), dataset.shape, len(dataset.classes)
     if isinstance(network, nn.Module):
         raise RecipeError("pass a function (shape, classes) that makes a new module for every run.", field="network")
     with torch.random.fork_rng(devices=[]):
-        made, again = (own_network(network, dataset.shape, classes) for _ in range(2))
-        described = _describe(made)
-        try:
-            scores = made(torch.zeros(2, *dataset.shape))
-        except Exception as error:  # whatever a user's code may raise
-            shape = dataset.shape
-            raise RecipeError(f"{name} cannot take images of {shape}: {type(error).__name__}: {error}") from error
-    if not isinstance(scores, Tensor) or scores.shape != (2, classes):
-        found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-        raise RecipeError(
-            f"{name} must map two images to logits of shape (2, {classes}), not {found}.", field="network"
+        made, again = (own_network(network, shape, classes) for _ in range(2))
+        layers, others = (
+            "\n".join([str(each), *(f"{key} {tuple(v.shape)} {v.dtype}" for key, v in each.state_dict().items())])
+            for each in (made, again)
         )
-    if not scores.requires_grad:
-        raise RecipeError(f"{name} has nothing to train: its logits depend on no parameter.", field="network")
-    if {*map(id, made.parameters())} & {*map(id, again.parameters())}:
-        raise RecipeError(f"{name} must make a new module for every run, not return the same one.", field="network")
-    if _describe(again) != described:
-        raise RecipeError(f"{name} must make the same layers each time.", field="network")
-    return f"{name}-{hashlib.sha256(described.encode()).hexdigest()[:6]}"
-
-
-def _describe(made: nn.Module) -> str:
-    return "\n".join([str(made), *(f"{key} {tuple(v.shape)} {v.dtype}" for key, v in made.state_dict().items())])
+        try:
+            logits = made(torch.zeros(2, *shape))
+            if logits.shape != (2, classes):
+                raise ValueError(f"it gave {tuple(logits.shape)}")
+        except Exception as error:  # whatever a user's code may raise
+            raise RecipeError(
+                f"{name} must map two images of {shape} to logits (2, {classes}): {type(error).__name__}: {error}.",
+                field="network",
+            ) from error
+    for is_wrong, why in (
+        (not logits.requires_grad, "has nothing to train: its logits depend on no parameter"),
+        ({*made.parameters()} & {*again.parameters()}, "must make a new module for every run, not return the same one"),
+        (layers != others, "must make the same layers each time"),
+    ):
+        if is_wrong:
+            raise RecipeError(f"{name} {why}.", field="network")
+    return f"{name}-{hashlib.sha256(layers.encode()).hexdigest()[:6]}"
 
 
 def _called(network: Any) -> str:

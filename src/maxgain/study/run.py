@@ -86,13 +86,16 @@ def perform(
     dataset = inputs.load(recipe, test)
     key = run_key(recipe, dataset.fingerprint)
     with _stop_signals(stop) as stopping, _machine_errors(run.folder), _files.locked(run.folder):
-        begun = _expect_same(run, recipe, dataset.fingerprint)
-        if (run.folder / RESULT).exists():
-            result = run.result
-            if result.status == "ok":
-                return run
-            if result.fault == "training":
-                raise DivergedError(result.error)
+        begun = run.config if (run.folder / CONFIG).exists() else None
+        ended = run.result if (run.folder / RESULT).exists() else None
+        for there in (begun, ended):
+            if there and (there.recipe.key, there.fingerprint) != (recipe.key, dataset.fingerprint):
+                why = f"{run.folder} is of another run: {_difference(there.recipe, recipe)}"
+                raise CheckpointError(f"{why}; choose another folder.", field="out")
+        if ended and ended.status == "ok":
+            return run
+        if ended and ended.fault == "training":
+            raise DivergedError(ended.error)
         where = find_device(begun.device if begun and device == "auto" else device)
         if begun and begun.device != where.type and (run.folder / CHECKPOINT).exists():
             raise CheckpointError(f"{run.folder} was begun on {begun.device}: continue it there.", field="device")
@@ -129,6 +132,7 @@ class _Trainer:
     on_epoch: Callable[[Metrics], None] | None
     stopping: Callable[[], bool]
     lines: list[Metrics] = field(default_factory=list)
+    epoch_began: float = field(default_factory=time.monotonic)
     saved: float = field(default_factory=time.monotonic)
     saving_took: float = 0.0
 
@@ -138,7 +142,8 @@ class _Trainer:
             self._resume()
         _files.write(self.folder / METRICS, b"".join(_files.encode(line) + b"\n" for line in self.lines))
         try:
-            self._fit()
+            for loss, accuracy in train(self.training, self._after_step):
+                self._after_epoch(loss, accuracy)
         except DivergedError as error:
             diverged = DivergedError(f"{str(error).removesuffix('.')}; {self._advice()}.")
             self._write_result(status="failed", fault="training", error=str(diverged))
@@ -149,40 +154,37 @@ class _Trainer:
         if self.stopping():
             raise KeyboardInterrupt(f"{self.folder} is finished.")
 
-    def _fit(self) -> None:
-        """Train the epochs that are left, and save after each one, or after some where that would take too long."""
-        training, began = self.training, time.monotonic()
-        before = sum(line.seconds for line in self.lines)
+    def _after_step(self) -> None:
+        if self.stopping():
+            self._save()
+            raise KeyboardInterrupt(f"{self.folder} is saved; the same command continues it.")
+        if time.monotonic() - self.saved > max(SAVING_SECONDS, self.saving_took / SAVING_SHARE):
+            self._save()
 
-        def after_step() -> None:
-            if self.stopping():
-                self._save()
-                raise KeyboardInterrupt(f"{self.folder} is saved; the same command continues it.")
-            if time.monotonic() - self.saved > max(SAVING_SECONDS, self.saving_took / SAVING_SHARE):
-                self._save()
-
-        for loss, accuracy in train(training, after_step):
-            elapsed = before + time.monotonic() - began
-            held_out = (None, None) if training.held_out is None else evaluate(training.model, training.held_out)[:2]
-            sample = training.images[: min(GAIN_SAMPLE, -(-len(training.images) // 16))]
-            quantiles = gains(training.model, sample, training.recipe.p)
-            line = Metrics(
-                epoch=training.epoch,
-                learning_rate=training.recipe.learning_rate_at(training.epoch - 0.5),
-                train_loss=loss,
-                train_accuracy=accuracy,
-                validation_loss=held_out[0],
-                validation_accuracy=held_out[1],
-                max_gain={layer: None if math.isnan(row[-1]) else row[-1] for layer, row in quantiles.items()},
-                seconds=elapsed - sum(line.seconds for line in self.lines),
-            )
-            self.lines.append(line)
-            with (self.folder / METRICS).open("ab") as file:
-                file.write(_files.encode(line) + b"\n")
-            if time.monotonic() - self.saved > self.saving_took / SAVING_SHARE:
-                self._save()
-            if self.on_epoch is not None:
-                self.on_epoch(line)
+    def _after_epoch(self, loss: float, accuracy: float) -> None:
+        """Note what the epoch came to, and save, unless that would take too much of the time."""
+        training, now = self.training, time.monotonic()
+        held_out = (None, None) if training.held_out is None else evaluate(training.model, training.held_out)[:2]
+        sample = training.images[: min(GAIN_SAMPLE, -(-len(training.images) // 16))]
+        quantiles = gains(training.model, sample, training.recipe.p)
+        line = Metrics(
+            epoch=training.epoch,
+            learning_rate=training.recipe.learning_rate_at(training.epoch - 0.5),
+            train_loss=loss,
+            train_accuracy=accuracy,
+            validation_loss=held_out[0],
+            validation_accuracy=held_out[1],
+            max_gain={layer: None if math.isnan(row[-1]) else row[-1] for layer, row in quantiles.items()},
+            seconds=now - self.epoch_began,
+        )
+        self.epoch_began = now
+        self.lines.append(line)
+        with (self.folder / METRICS).open("ab") as file:
+            file.write(_files.encode(line) + b"\n")
+        if time.monotonic() - self.saved > self.saving_took / SAVING_SHARE:
+            self._save()
+        if self.on_epoch is not None:
+            self.on_epoch(line)
 
     def _conclude(self) -> None:
         """Score the trained model on whole parts, and write weights and result."""
@@ -270,27 +272,13 @@ class _Trainer:
         return f"{seen}try a learning_rate below {recipe.learning_rate_at(self.training.epoch):g}, or {bound}"
 
 
-def _expect_same(run: Run, recipe: Recipe, fingerprint: str) -> Config | None:
-    """The folder's config, if there is one; refuses a folder of another recipe or other data."""
-    config = run.config if (run.folder / CONFIG).exists() else None
-    result = run.result if (run.folder / RESULT).exists() else None
-    known: tuple[Config | Result | None, ...] = (config, result)
-    for there in known:
-        if there is None:
-            continue
-        if there.recipe.key != recipe.key:
-            old, new = asdict(there.recipe), asdict(recipe)
-            name = next((name for name in new if name != "name" and old[name] != new[name]), "recipe")
-            raise CheckpointError(
-                f"{run.folder} is of another recipe: {name} is {old[name]!r} there and {new[name]!r} here; "
-                "choose another folder.",
-                field="out",
-            )
-        if there.fingerprint != fingerprint:
-            raise CheckpointError(
-                f"{run.folder} is of other data; pass the same data, or choose another folder.", field="out"
-            )
-    return config
+def _difference(there: Recipe, here: Recipe) -> str:
+    """How the recipe of a folder differs from the one that is asked for, if it does."""
+    if there.key == here.key:
+        return "it has other data"
+    names = [name for name in asdict(here) if getattr(there, name) != getattr(here, name)]
+    name = next((name for name in names if name != "name"), "name")
+    return f"{name} is {getattr(there, name)!r} there and {getattr(here, name)!r} here"
 
 
 def find_device(name: str) -> torch.device:

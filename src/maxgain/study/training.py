@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -98,12 +97,7 @@ class Training:
         self._within_batch = torch.arange(self.batch_size, device=device)
 
     def step(self) -> None:
-        """Train on the next batch of the epoch's order."""
-        with nullcontext() if self.generator is None else own_randomness(self.generator):
-            self.bare_step()
-
-    def bare_step(self) -> None:
-        """The step itself, with whatever random numbers are the current ones."""
+        """Train on the next batch of the epoch's order, with whatever random numbers are the current ones."""
         if self.recipe.schedule != "steps":
             self.learning_rate.copy_(self.rates.take(self.position // self.batch_size))
         index = self.order[self.position + self._within_batch]
@@ -187,14 +181,16 @@ class Training:
 
     def fast_step(self) -> Callable[[], None]:
         """What trains on the next batch, as fast as the device allows."""
-        if self.generator is None or self.network is not None:  # a user's network may do anything on the host
+        if self.generator is None:
             return self.step
+        if self.network is not None:  # which may do anything on the host
+            return own_randomness(self.generator)(self.step)
         # Decided by recipe and data alone, so that a resumed run does the same. Whoever trains on one fold trains on
         # all of them, with the same compiled code. Compiled code has no second derivative.
         steps = self.recipe.epochs * self.steps_per_epoch * self.folds
         if steps >= STEPS_WORTH_COMPILING and not self.differentiates_images:
             self.forward = compile_network(self.model)
-        return CapturedStep(self.step, self.bare_step, self.generator)
+        return CapturedStep(self.step, self.generator)
 
 
 def train(training: Training, after_step: Callable[[], None] = lambda: None) -> Iterator[tuple[float, float]]:
