@@ -58,14 +58,12 @@ class CapturedStep:
             self.taken += 1
             return
         if self.graph is None:
-            graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
             # A graph draws from the generator that was the default when its capture began. Other trainings may go on
             # meanwhile, in their threads.
-            with (
-                own_randomness(self.generator),
-                torch.cuda.graph(graph, stream=here, capture_error_mode="thread_local"),
-            ):
-                self.step()
+            with own_randomness(self.generator):
+                graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+                with torch.cuda.graph(graph, stream=here, capture_error_mode="thread_local"):
+                    self.step()
             self.graph = graph
         end = next(self.ends)
         end.synchronize()
