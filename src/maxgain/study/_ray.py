@@ -6,23 +6,22 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from maxgain.errors import MissingExtraError, RunError
 
-from ._files import LOCK
+from . import _files
+from .result import Result
+from .running import Task
 
 RETRIES = 4
 
 
-class RayExecutor(Executor):
-    """Submits runs to the cluster of $RAY_ADDRESS, or to a local one, until `shutdown`.
+class Cluster:
+    """The cluster of $RAY_ADDRESS, or a local one, until `shutdown`.
 
     A run is a task that takes one CPU, and a share of a GPU if there are any.
     """
@@ -46,32 +45,25 @@ class RayExecutor(Executor):
         self.ray = ray
         self.task = ray.remote(num_cpus=1, num_gpus=share, max_retries=RETRIES)(_train)
 
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Send the task in `args` to a node, and bring its files here when it ends."""
-        task, _ = args
+    def perform(self, task: Task) -> Result:
+        """Send the task to a node, wait for it, and bring its files here."""
         task.folder.parent.mkdir(parents=True, exist_ok=True)
-        sent = replace(task, folder=task.folder.absolute())
-        future: Future[Any] = Future()
+        try:
+            result: Result
+            files: dict[str, bytes]
+            result, files = self.ray.get(self.task.remote(replace(task, folder=task.folder.absolute())))
+        except Exception as error:
+            raise RunError(f"its Ray worker failed: {str(error).splitlines()[0]}") from error
+        for name, content in files.items():
+            _files.write(task.folder / name, content)
+        return result
 
-        def done(finished: Future[Any]) -> None:
-            try:
-                result, files = finished.result()
-                for name, content in files.items():
-                    (task.folder / name).parent.mkdir(parents=True, exist_ok=True)
-                    (task.folder / name).write_bytes(content)
-                future.set_result(result)
-            except Exception as error:
-                future.set_exception(RunError(f"its Ray worker failed: {str(error).splitlines()[0]}"))
-
-        self.task.remote(sent).future().add_done_callback(done)
-        return future
-
-    def shutdown(self, wait: bool = True, **_: Any) -> None:
+    def shutdown(self) -> None:
         """Leave the cluster."""
         self.ray.shutdown()
 
 
-def _train(task: Any) -> tuple[Any, dict[str, bytes]]:
+def _train(task: Task) -> tuple[Result, dict[str, bytes]]:
     """Train in the run's folder if this node sees it; otherwise in a temporary one, whose files are sent back."""
     torch.set_num_threads(1)
     if task.folder.parent.exists():
@@ -79,4 +71,4 @@ def _train(task: Any) -> tuple[Any, dict[str, bytes]]:
     with tempfile.TemporaryDirectory(prefix="maxgain-") as temporary:
         here = replace(task, folder=Path(temporary) / task.folder.name)
         result = here.perform()
-        return result, {file.name: file.read_bytes() for file in here.folder.iterdir() if file.name != LOCK}
+        return result, {file.name: file.read_bytes() for file in here.folder.iterdir() if file.name != _files.LOCK}

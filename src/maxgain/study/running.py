@@ -9,11 +9,11 @@ import sys
 import threading
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext, suppress
+from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor, as_completed, wait
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -32,7 +32,7 @@ from .sentences import counted
 from .training import DivergedError
 
 if TYPE_CHECKING:
-    from ._ray import RayExecutor
+    from ._ray import Cluster
 
 SECONDS_TO_SAVE = 30.0
 """How long a run may take to save itself when everything stops."""
@@ -124,17 +124,18 @@ class Runner:
 
     def __init__(self, machine: Machine | None = None, inputs: Inputs | None = None, *, shared: bool = False) -> None:
         self.machine, self.inputs, self.shared = machine or Machine(), inputs or Inputs(), shared
-        self.idle: list[Executor] = []
-        self.on_ray: RayExecutor | None = None
+        self.idle: list[_Worker] = []
+        self.busy: list[_Worker] = []
+        self.cluster: Cluster | None = None
 
     def __enter__(self) -> Runner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for executor in self.idle:
-            executor.shutdown()
-        if self.on_ray is not None:
-            self.on_ray.shutdown()
+        for worker in self.idle:
+            worker.shutdown()
+        if self.cluster is not None:
+            self.cluster.shutdown()
         read_data.cache_clear()
 
     def run(
@@ -167,61 +168,66 @@ class Runner:
                 yield task.perform()
             else:
                 missing.append(task)
-        machine, count = self.machine, min(self.machine.at_once, len(missing))
         if not missing:
             return
+        machine, stop = self.machine, threading.Event()
+        count = min(machine.at_once, len(missing))
         with nullcontext() if self.shared else _files.locked(folder):
             if machine.engine == "ray":
-                from ._ray import RayExecutor
+                from ._ray import Cluster
 
-                on_ray = self.on_ray = self.on_ray or RayExecutor(machine.jobs, machine.device)
-                yield from self._side_by_side(missing, on_ray.at_once, lambda: on_ray)
-            elif machine.has_gpu and count > 1:
-                with _switching_fast():
-                    stop = threading.Event()
-                    yield from self._side_by_side(missing, count, lambda: ThreadPoolExecutor(1), stop)
-            elif count > 1:
-                yield from self._side_by_side(missing, count, _Worker)
-            else:
+                self.cluster = self.cluster or Cluster(machine.jobs, machine.device)
+                yield from self._side_by_side(self.cluster.perform, missing, self.cluster.at_once, stop)
+            elif count == 1:
                 yield from map(Task.perform, missing)
+            elif machine.has_gpu:
+                before = sys.getswitchinterval()
+                sys.setswitchinterval(SWITCH_SECONDS)
+                try:
+                    yield from self._side_by_side(partial(Task.perform, stop=stop), missing, count, stop)
+                finally:
+                    sys.setswitchinterval(before)
+            else:
+                yield from self._side_by_side(partial(self._in_process, stop=stop), missing, count, stop)
 
     def _side_by_side(
-        self, tasks: Iterable[Task], count: int, start: Callable[[], Executor], stop: threading.Event | None = None
+        self, perform: Callable[[Task], Result], tasks: Iterable[Task], count: int, stop: threading.Event
     ) -> Iterator[Result]:
-        """Work on `count` tasks at a time, each in an executor of its own: one that dies takes no other with it.
-
-        `stop` is what runs in threads listen to.
-        """
-        waiting = deque((task, False) for task in tasks)
-        running: dict[Future[Result], tuple[Task, bool, Executor]] = {}
+        """Perform `count` tasks at a time; where that is interrupted, those that are begun save themselves."""
+        pool = ThreadPoolExecutor(count)
+        futures = [pool.submit(perform, task) for task in tasks]
         try:
-            while waiting or running:
-                while waiting and len(running) < count:
-                    task, again = waiting.popleft()
-                    executor = self.idle.pop() if self.idle else start()
-                    running[executor.submit(Task.perform, task, stop)] = (task, again, executor)
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    task, again, executor = running.pop(future)
-                    try:
-                        result = future.result()
-                    except BrokenExecutor:
-                        log.warning("the process that trained %s died", task.recipe.title)
-                        if not again:
-                            waiting.append((task, True))
-                            continue
-                        result = task.failed("its process died twice, perhaps for lack of memory.")
-                    else:
-                        self.idle.append(executor)
-                    yield result
+            yield from (future.result() for future in as_completed(futures))
         finally:
-            if stop is not None:
-                stop.set()
-            for _, _, executor in running.values():
-                if isinstance(executor, _Worker):
-                    executor.interrupt()
-            wait(running, timeout=SECONDS_TO_SAVE)
-            for _, _, executor in running.values():
-                executor.shutdown(wait=False)
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            busy = list(self.busy)
+            for worker in busy:
+                worker.interrupt()
+            wait([future for future in futures if not future.cancelled()], timeout=SECONDS_TO_SAVE)
+            for worker in busy:
+                worker.shutdown(wait=False)
+
+    def _in_process(self, task: Task, stop: threading.Event) -> Result:
+        """Perform the task in a process of its own, which takes no other task with it when it dies."""
+        for _ in range(2):
+            try:
+                worker = self.idle.pop()
+            except IndexError:
+                worker = _Worker()
+            self.busy.append(worker)
+            try:
+                result: Result = worker.submit(Task.perform, task).result()
+            except BrokenExecutor:
+                if stop.is_set():
+                    raise
+                log.warning("the process that trained %s died", task.recipe.title)
+            else:
+                self.idle.append(worker)
+                return result
+            finally:
+                self.busy.remove(worker)
+        return task.failed("its process died twice, perhaps for lack of memory.")
 
 
 class _Worker(ProcessPoolExecutor):  # type: ignore[misc]
@@ -258,14 +264,3 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
-
-
-@contextmanager
-def _switching_fast() -> Iterator[None]:
-    """Let no thread keep the interpreter for long, because every step of the others needs it for a moment."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_SECONDS)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
