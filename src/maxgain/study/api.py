@@ -205,7 +205,7 @@ def run_plan(
         plan = replace(plan, units=_part(plan.units, shard))
     with Runner(machine, inputs, shared=shard is not None) as runner:
         if plan.tuned is not None:
-            plan = _choose(plan, folder / TUNING, runner)
+            plan = _choose(plan, plan.tuned, folder / TUNING, runner)
         recipes = [recipe for unit in zip(*map(plan.recipes, plan.rows), strict=True) for recipe in unit]
         results: list[Result] = []
         for result in runner.run(recipes, folder / RUNS, what="comparing"):
@@ -224,28 +224,26 @@ def page(folder: str | Path, out: str | Path = "report.html") -> Path:
     return Path(out)
 
 
-def _choose(plan: Plan, folder: Path, runner: Runner) -> Plan:
+def _choose(plan: Plan, by: Tuned, folder: Path, runner: Runner) -> Plan:
     """The plan with the numbers that tuning chose for each row and fold; seeds share one choice."""
-    assert plan.tuned is not None
     groups = [plan.units] if plan.over == "seed" else [(unit,) for unit in plan.units]
-    rows = [row for row in plan.rows if plan.tunable(row)]
+    rows = {row: names for row in plan.rows if (names := plan.tunable(row))}
+    searches = {(row, units): replace(plan.at(units[0])[0], regulariser=row) for units in groups for row in rows}
     known: dict[str, Result] = {}
 
     def run(recipes: Sequence[Recipe]) -> list[Result]:
         missing = [recipe for recipe in recipes if recipe.key not in known]
-        for result in runner.run(missing, folder, test=False, what="tuning"):
-            known[result.recipe.key] = result
+        known.update((result.recipe.key, result) for result in runner.run(missing, folder, test=False, what="tuning"))
         return [known[recipe.key] for recipe in recipes]
 
-    asked = {(row, units): replace(plan.at(units[0])[0], regulariser=row) for units in groups for row in rows}
-    if plan.tuned == "grid":  # all rows at once keeps every core busy
-        run([point for recipe in asked.values() for point in tuning.grid_recipes(recipe, plan.grid, plan.budget)])
+    if by == "grid":  # all rows at once keeps every core busy
+        run([point for recipe in searches.values() for point in tuning.grid_recipes(recipe, plan.grid, plan.budget)])
     numbers: dict[str, dict[int, dict[str, float]]] = {row: {} for row in rows}
     counts: dict[str, int] = {}
-    for (row, units), recipe in asked.items():
-        grid = {name: values for name, values in plan.grid.items() if name in plan.tunable(row)}
+    for (row, units), recipe in searches.items():
+        grid = {name: plan.grid[name] for name in plan.grid.keys() & rows[row]}
         try:
-            chosen = tuning.tune(recipe, run, plan.tuned, grid=grid, budget=plan.budget, at_once=runner.machine.at_once)
+            chosen = tuning.tune(recipe, run, by, grid=grid, budget=plan.budget, at_once=runner.machine.at_once)
         except RunError as error:
             log.warning("%s keeps its default numbers: %s", row, error)
             continue
@@ -254,11 +252,11 @@ def _choose(plan: Plan, folder: Path, runner: Runner) -> Plan:
     return replace(plan, numbers=numbers, tuning_runs=counts)
 
 
-def _part(units: Sequence[int], shard: str) -> tuple[int, ...]:
+def _part(units: tuple[int, ...], shard: str) -> tuple[int, ...]:
     number, slash, count = shard.partition("/")
     if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
         raise RecipeError(f"{shard!r} is no shard: write I/N with I from 0 to N - 1.", field="shard")
-    part = tuple(units[int(number) :: int(count)])
+    part = units[int(number) :: int(count)]
     if not part:
         raise RecipeError(f"there are only {len(units)} folds or seeds, so {shard} is empty.", field="shard")
     return part
@@ -268,26 +266,25 @@ def _recipe(
     data: Dataset | str, network: str | Builder | None, root: str | Path | None, settings: Settings
 ) -> tuple[Recipe, Inputs]:
     """What a call asks to train."""
-    if isinstance(data, str):
-        recipe, own = RECIPES[data], None
-    elif not isinstance(data, Dataset):
-        raise RecipeError("data must be the name of a recipe, or what `dataset` returns.", field="data")
+    own = data if isinstance(data, Dataset) else None
+    if own is not None:
+        recipe = Recipe(own.name, own.name, "mlp", "adam", learning_rate=1e-3, epochs=30, batch_size=32)
+    elif isinstance(data, str):
+        recipe = RECIPES[data]
     else:
-        own = data
-        recipe = Recipe(data.name, data.name, "mlp", "adam", learning_rate=1e-3, epochs=30, batch_size=32)
-    builder = None
-    if callable(network):
+        raise RecipeError("data must be the name of a recipe, or what `dataset` returns.", field="data")
+    builder = network if callable(network) else None
+    if builder is not None:
         if own is None:
             raise RecipeError("a network of your own needs data of your own: see `dataset`.", field="network")
-        builder, network = network, name_network(network, own)
+        network = name_network(builder, own)
+    if unknown := sorted(settings.keys() - Settings.__annotations__.keys()):
+        raise RecipeError(f"a recipe has no {unknown[0]!r}.", field=unknown[0])
+    changes = {**settings, "network": network or recipe.network}
     try:
-        changed = msgspec.convert(
-            {**msgspec.to_builtins(recipe), **settings, "network": network or recipe.network}, Recipe
-        )
+        recipe = msgspec.convert(msgspec.to_builtins(recipe) | changes, Recipe)
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `$.")
         name = place.rstrip("`").partition("[")[0]
         raise RecipeError(f"{name}: {text[:1].lower()}{text[1:]}.", field=name) from error
-    if unknown := sorted(settings.keys() - Settings.__annotations__.keys()):
-        raise RecipeError(f"a recipe has no {unknown[0]!r}.", field=unknown[0])
-    return changed, Inputs(root=Path(root).expanduser() if root else None, dataset=own, network=builder)
+    return recipe, Inputs(root=Path(root).expanduser() if root else None, dataset=own, network=builder)

@@ -39,21 +39,45 @@ class Builder(Protocol):
         """A freshly initialised network that maps images of ``shape`` to one logit per class."""
 
 
-def vgg19(shape: Shape, classes: int, *, batchnorm: bool = False, dropout: Noise | None = None) -> nn.Module:
-    """VGG-19 for small images: 16 convolutions in five stages, then fc 512, 512 and ``classes``."""
-    stages = ((2, 64), (2, 128), (4, 256), (4, 512), (4, 512))
-    return _vgg(shape, stages, (512, 512, classes), batchnorm, dropout)
+def vgg(
+    shape: Shape,
+    classes: int,
+    *,
+    stages: Sequence[tuple[int, int]],
+    dense: Sequence[int],
+    batchnorm: bool = False,
+    dropout: Noise | None = None,
+) -> nn.Module:
+    """A VGG for small images: stages of 3×3 convolutions, each ended by a 2×2 max-pool, then dense layers.
 
-
-def svhn_vgg(shape: Shape, classes: int, *, batchnorm: bool = False, dropout: Noise | None = None) -> nn.Module:
-    """The paper's VGG for SVHN: eight convolutions in four stages, then fc 512, 512 and ``classes``."""
-    stages = ((2, 64), (2, 128), (2, 192), (2, 256))
-    return _vgg(shape, stages, (512, 512, classes), batchnorm, dropout)
-
-
-def cnn(shape: Shape, classes: int, *, batchnorm: bool = False, dropout: Noise | None = None) -> nn.Module:
-    """A small VGG: four convolutions in two stages, then fc 128 and ``classes``."""
-    return _vgg(shape, ((2, 32), (2, 64)), (128, classes), batchnorm, dropout)
+    vgg19 has five stages of 2, 2, 4, 4 and 4 convolutions, svhn_vgg (the paper's for SVHN) four of 2, and both hidden
+    dense layers of 512 units; cnn has two stages of 2, and one of 128. Batch norm follows convolutions only, and their
+    biases are kept beside it. Dropout comes before each convolution after the first pool and before each hidden dense
+    layer.
+    """
+    channels, height, width = shape
+    scale = 2 ** len(stages)
+    if min(height, width) < scale:
+        raise RecipeError(
+            f"this network needs images of at least {scale}×{scale} pixels, not {height}×{width}: use cnn or mlp.",
+            field="network",
+        )
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for stage, (convolutions, outputs) in enumerate(stages, start=1):
+        for number in range(1, convolutions + 1):
+            place = f"{stage}_{number}"
+            if dropout and stage > 1:
+                layers[f"drop{place}"] = dropout(CONV_RATE)
+            layers[f"conv{place}"] = nn.Conv2d(channels, outputs, 3, padding=1)
+            if batchnorm:
+                layers[f"norm{place}"] = nn.BatchNorm2d(outputs)
+            layers[f"relu{place}"] = nn.ReLU()
+            channels = outputs
+        layers[f"pool{stage}"] = nn.MaxPool2d(2)
+    widths = (channels * (height // scale) * (width // scale), *dense, classes)
+    classifier = _dense(widths, [*[DENSE_RATE] * len(dense), 0.0], False, dropout)
+    parts = OrderedDict(features=nn.Sequential(layers), flatten=nn.Flatten(), classifier=classifier)
+    return _initialise(nn.Sequential(parts))
 
 
 def mlp(shape: Shape, classes: int, *, batchnorm: bool = False, dropout: Noise | None = None) -> nn.Module:
@@ -95,45 +119,17 @@ def wrn(
     return _initialise(nn.Sequential(layers))
 
 
-wrn16_4: Builder = partial(wrn, depth=16, width=4)
-
 NETWORKS: Table[Builder] = Table(
-    "network", RecipeError, {"vgg19": vgg19, "svhn_vgg": svhn_vgg, "wrn16_4": wrn16_4, "cnn": cnn, "mlp": mlp}
+    "network",
+    RecipeError,
+    {
+        "vgg19": partial(vgg, stages=((2, 64), (2, 128), (4, 256), (4, 512), (4, 512)), dense=(512, 512)),
+        "svhn_vgg": partial(vgg, stages=((2, 64), (2, 128), (2, 192), (2, 256)), dense=(512, 512)),
+        "wrn16_4": partial(wrn, depth=16, width=4),
+        "cnn": partial(vgg, stages=((2, 32), (2, 64)), dense=(128,)),
+        "mlp": mlp,
+    },
 )
-
-
-def _vgg(
-    shape: Shape, stages: Sequence[tuple[int, int]], dense: Sequence[int], batchnorm: bool, dropout: Noise | None
-) -> nn.Module:
-    """Stages of (how many, how wide) 3×3 convolutions, each ended by a 2×2 max-pool, then dense layers.
-
-    Batch norm follows convolutions only, and their biases are kept beside it. Dropout comes before each convolution
-    after the first pool and before each hidden dense layer.
-    """
-    channels, height, width = shape
-    scale = 2 ** len(stages)
-    if min(height, width) < scale:
-        raise RecipeError(
-            f"this network needs images of at least {scale}×{scale} pixels, not {height}×{width}: use cnn or mlp.",
-            field="network",
-        )
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
-    for stage, (convolutions, outputs) in enumerate(stages, start=1):
-        for number in range(1, convolutions + 1):
-            place = f"{stage}_{number}"
-            if dropout and stage > 1:
-                layers[f"drop{place}"] = dropout(CONV_RATE)
-            layers[f"conv{place}"] = nn.Conv2d(channels, outputs, 3, padding=1)
-            if batchnorm:
-                layers[f"norm{place}"] = nn.BatchNorm2d(outputs)
-            layers[f"relu{place}"] = nn.ReLU()
-            channels = outputs
-        layers[f"pool{stage}"] = nn.MaxPool2d(2)
-    inputs = channels * (height // scale) * (width // scale)
-    rates = [DENSE_RATE] * (len(dense) - 1) + [0.0]
-    classifier = _dense((inputs, *dense), rates, False, dropout)
-    parts = OrderedDict(features=nn.Sequential(layers), flatten=nn.Flatten(), classifier=classifier)
-    return _initialise(nn.Sequential(parts))
 
 
 def _dense(widths: Sequence[int], rates: Sequence[float], batchnorm: bool, dropout: Noise | None) -> nn.Sequential:

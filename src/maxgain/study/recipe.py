@@ -190,7 +190,7 @@ class Recipe:
                 raise RecipeError(f"{name} must be {what}, not {getattr(self, name)}.", field=name)
         if any(choice.row.batchnorm for choice in self.chosen) and self.batch_size == 1:
             raise RecipeError("batchnorm needs a batch_size of at least 2.", field="batch_size")
-        object.__setattr__(self, "regulariser", spell(parse(self.regulariser)))
+        object.__setattr__(self, "regulariser", spell(self.chosen))
 
     @property
     def chosen(self) -> tuple[Chosen, ...]:

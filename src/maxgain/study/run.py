@@ -81,11 +81,11 @@ def perform(
         on_epoch: Called after each epoch.
         stop: Asks the run to save itself and stop.
     """
-    run, inputs = Run(folder), inputs or Inputs()
     recipe = replace(recipe, regulariser=fill(recipe.regulariser))
+    run, inputs = Run(folder), inputs or Inputs()
     dataset = inputs.load(recipe, test)
     key = run_key(recipe, dataset.fingerprint)
-    with _stop_signals(stop) as stopping, _machine_errors(run.folder), _files.locked(run.folder):
+    with _files.locked(run.folder), _stop_signals(stop) as stopping, _machine_errors(run.folder):
         begun = run.config if (run.folder / CONFIG).exists() else None
         ended = run.result if (run.folder / RESULT).exists() else None
         for there in (begun, ended):

@@ -49,8 +49,8 @@ class Training:
         self.images, self.labels = train.images.to(device), train.labels.to(device)
         self.held_out = None if held_out is None else held_out.to(device)
         """What every epoch is scored on."""
-        self.batch_size = min(recipe.batch_size, len(self.labels))
-        self.steps_per_epoch = len(self.labels) // self.batch_size
+        self.batch_size = min(recipe.batch_size, len(train))
+        self.steps_per_epoch = len(train) // self.batch_size
         """Whole batches only: a captured step has one shape."""
         self.learning_rate = torch.tensor(recipe.learning_rate, device=device)
         on_gpu = device.type == "cuda"
