@@ -64,7 +64,7 @@ def test_a_check_that_disagrees_is_named():
     assert (by_model.contrasts[0].verdict, by_pairs.contrasts[0].verdict) == ("established", "inconclusive")
     assert "the check, the paired analysis, is inconclusive (p = 0.0" in by_model.notes[0]
     assert "the check, the pooled analysis, is established (p = 0.0" in by_pairs.notes[0]
-    assert answer({"none": NONE, "maxgain": AHEAD}).notes == ()
+    assert answer({"none": NONE, "maxgain": AHEAD}).notes == []
 
 
 def test_cross_validation_is_corrected_for_overlap_in_both_analyses():
@@ -147,8 +147,8 @@ def test_results_of_other_data_are_never_mixed():
     _, older = made({"none": [0.5] * 6, "maxgain": [0.6] * 6}, result={"data": "old", "finished": "2025-01-01"})
     comparison = compare(plan, [*older, *results])
     assert comparison.scores == compare(plan, results).scores
-    assert comparison.notes == ("12 results of other data left out.",)
-    assert compare(plan, results).notes == ()
+    assert comparison.notes == ["12 results of other data left out."]
+    assert compare(plan, results).notes == []
 
 
 def test_results_of_other_recipes_are_ignored():

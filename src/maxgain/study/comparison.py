@@ -6,7 +6,7 @@ import base64
 import importlib
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from . import _files, sentences, statistics
 from .plan import Plan
 from .recipe import Recipe, parse, short_name
 from .result import Result
-from .sentences import counted, p_equals, p_value, percent, points, reach
+from .sentences import counted, listed, p_equals, p_value, percent, points, reach
 from .statistics import Difference, Scores, Verdict
 
 WIDTH = 80
@@ -27,6 +27,13 @@ HEADS = ("row", "mean ± s.e.", "runs", "difference (95 % CI)", "p", "verdict")
 FRAME = (
     "row", "mean", "standard_error", "runs", "failed", "baseline", "difference", "low", "high", "p", "verdict",
 )  # fmt: skip
+COMPARED: dict[Verdict, str] = {
+    "established": "better than",
+    "reversed": "worse than",
+    "equivalent": "equivalent to",
+    "inconclusive": "inconclusive against",
+}
+"""What stands between two rows in a title."""
 
 Score = Literal["test", "validation"]
 
@@ -80,13 +87,11 @@ class Comparison:
     contrasts: tuple[Contrast, ...]
     chance: float
     """Accuracy of guessing."""
-    title: str
-    method: str
-    notes: tuple[str, ...]
-    """What is missing or could not be tested, and what a contrast's check and failed runs change."""
     results: dict[str, tuple[Result, ...]]
     """Finished runs by row."""
     failed: tuple[Result, ...]
+    left_out: int
+    """Number of results of other data."""
 
     def __repr__(self) -> str:
         return f"<Comparison: {self.title}>"
@@ -110,6 +115,45 @@ class Comparison:
         """The row that all others are compared with; None where contrasts have several."""
         firsts, seconds = {one.first for one in self.contrasts}, {one.second for one in self.contrasts}
         return seconds.pop() if len(seconds) == 1 and len(firsts) == len(self.contrasts) else None
+
+    @property
+    def title(self) -> str:
+        """What came out, in a line."""
+        results = [result for runs in self.results.values() for result in runs]
+        if not results:
+            return f"No result: none of the {counted(sum(row.planned for row in self.rows), 'run')} has finished"
+        if all(_is_guess(result, self.score, self.chance) for result in results):
+            scores = f"{counted(len(results), 'score')} at chance ({100 * self.chance:.3g} %)"
+            rate = self.plan.recipe.learning_rate / 10
+            other = "more epochs" if self.plan.recipe.optimiser == "adam" else "the optimizer adam"
+            return f"No run learned anything: {scores}. Try a learning rate of {rate:g}, or {other}"
+        if not self.contrasts:
+            best = max(self.rows, key=lambda row: row.mean or 0.0)
+            return f"{best.label} has {self.score} accuracy {percent(best.mean, best.standard_error)} %"
+        return _headline(self.contrasts, self.labels, self.plan.rope)
+
+    @property
+    def method(self) -> str:
+        """How the rows were trained and scored, and the contrasts tested."""
+        return sentences.method(self.plan, self.score)
+
+    @property
+    def notes(self) -> list[str]:
+        """What is missing or could not be tested, and what a contrast's check and failed runs change."""
+        plan, labels, notes = self.plan, self.labels, []
+        for row in self.rows:
+            if untuned := len(plan.units) - len(plan.numbers.get(row.name, plan.units)):
+                notes.append(f"{row.name}: default numbers on {counted(untuned, plan.over)}, where tuning chose none.")
+            for count, what in ((row.failed, "failed to train"), (row.missing, "are missing")):
+                if count:
+                    notes.append(f"{row.name}: {count} of {row.planned} runs {what}.")
+        notes += [
+            f"{labels[one.first]} against {labels[one.second]}: {remarks}."
+            for one in self.contrasts
+            if (remarks := "; ".join(_remarks(one, plan, self.chance)))
+        ]
+        notes += dict.fromkeys(f"{run.note}." for runs in self.results.values() for run in runs if run.note)
+        return notes + [f"{counted(self.left_out, 'result')} of other data left out."] * bool(self.left_out)
 
     @property
     def caption(self) -> str:
@@ -196,20 +240,15 @@ def compare(plan: Plan, results: Sequence[Result]) -> Comparison:
     rows = {row: _row(plan, row, recipes[row], accuracies, guesses) for row in plan.rows}
     guessed = {row: _by_unit(plan, recipes[row], guesses | accuracies) for row in plan.rows}
     contrasts = _contrasts(plan, rows, guessed, finished if score == "test" and plan.over == "seed" else {})
-    notes = [*_notes(plan, rows, contrasts, chance), *dict.fromkeys(f"{run.note}." for run in every if run.note)]
-    if left_out := len(own) - len(used):
-        notes.append(f"{counted(left_out, 'result')} of other data left out.")
     return Comparison(
         plan=plan,
         score=score,
         rows=tuple(rows.values()),
         contrasts=contrasts,
         chance=chance,
-        title=_title(plan, rows, contrasts, every, score, chance),
-        method=sentences.method(plan, score),
-        notes=tuple(notes),
         results=finished,
         failed=tuple(result for result in found.values() if result.status == "failed"),
+        left_out=len(own) - len(used),
     )
 
 
@@ -232,6 +271,7 @@ def _row(
 ) -> Row:
     scores = _by_unit(plan, recipes, accuracies)
     values = list(scores.values())
+    done, failed = (sum(recipe.key in known for recipe in recipes) for known in (accuracies, guesses))
     given = {choice.row.name for choice in parse(name) if not choice.is_open}
     given |= {regulariser for numbers in plan.numbers.get(name, {}).values() for regulariser in numbers}
     labels = {short_name(recipe.regulariser, given) for recipe in recipes}
@@ -242,9 +282,9 @@ def _row(
         mean=float(np.mean(values)) if values else None,
         standard_error=float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None,
         planned=len(recipes),
-        done=sum(recipe.key in accuracies for recipe in recipes),
-        failed=sum(recipe.key in guesses for recipe in recipes),
-        missing=sum(recipe.key not in guesses and recipe.key not in accuracies for recipe in recipes),
+        done=done,
+        failed=failed,
+        missing=len(recipes) - done - failed,
     )
 
 
@@ -294,28 +334,6 @@ def _correct(result: Result) -> NDArray[np.bool_]:
 # Words
 
 
-def _title(
-    plan: Plan,
-    rows: Mapping[str, Row],
-    contrasts: Sequence[Contrast],
-    results: Sequence[Result],
-    score: Score,
-    chance: float,
-) -> str:
-    if not results:
-        return f"No result: none of the {counted(sum(row.planned for row in rows.values()), 'run')} has finished"
-    if all(_is_guess(result, score, chance) for result in results):
-        recipe = plan.recipe
-        other = ", or more epochs" if recipe.optimiser == "adam" else ", or the optimizer adam"
-        scores = f"{counted(len(results), 'score')} at chance ({100 * chance:.3g} %)"
-        return f"No run learned anything: {scores}. Try a learning rate of {recipe.learning_rate / 10:g}{other}"
-    if not contrasts:
-        best = max(rows.values(), key=lambda row: row.mean or 0.0)
-        return f"{best.label} has {score} accuracy {percent(best.mean, best.standard_error)} %"
-    tests = [(rows[one.first].label, rows[one.second].label, one.difference, one.verdict) for one in contrasts]
-    return sentences.headline(tests, plan.rope)
-
-
 def _is_guess(result: Result, score: Score, chance: float) -> bool:
     """Whether neither the score nor the training accuracy exceeds chance by more than three standard errors."""
     images = len(_correct(result)) if score == "test" and result.correct else result.validation_images
@@ -324,32 +342,41 @@ def _is_guess(result: Result, score: Score, chance: float) -> bool:
     return max(score_of_run, result.train_accuracy or 0.0) <= limit
 
 
-def _notes(plan: Plan, rows: Mapping[str, Row], contrasts: Sequence[Contrast], chance: float) -> list[str]:
-    notes = []
-    for row in rows.values():
-        untuned = len(plan.units) - len(plan.numbers.get(row.name, plan.units))
-        if untuned:
-            notes.append(f"{row.name}: default numbers on {counted(untuned, plan.over)}, where tuning chose none.")
-        for count, what in ((row.failed, "failed to train"), (row.missing, "are missing")):
-            if count:
-                notes.append(f"{row.name}: {count} of {row.planned} runs {what}.")
-    other = "pooled" if plan.decide_by == "paired" else "paired"
-    for one in contrasts:
-        test, verdict, texts = one.difference, statistics.verdict(one.difference), []
-        if test is None:
-            texts.append(f"no {plan.over} has a score of both")
-        elif test.p_holm is None:
-            texts.append(f"too few {plan.over}s to test" if test.n < 2 else "no spread, so no test")
-        elif verdict != "equivalent" and statistics.is_equivalent(test):
-            texts.append(f"within ±{plan.rope:g} points")
-        checked = statistics.verdict(one.check)
-        if one.check and one.check.p_holm is not None and checked != verdict:
-            texts.append(f"the check, the {other} analysis, is {checked} ({p_equals(one.check.p_holm)})")
-        if one.with_failures and one.with_failures.p_holm is not None:
-            size = f"{points(one.with_failures.mean)} points ({p_equals(one.with_failures.p_holm)})"
-            texts.append(f"counting failed runs as guesses ({100 * chance:.3g} %) makes it {size}")
-            if verdict != "inconclusive":
-                texts.append(f"the verdict {'stands' if one.verdict == verdict else 'is withdrawn'}")
-        if texts:
-            notes.append(f"{rows[one.first].label} against {rows[one.second].label}: {'; '.join(texts)}.")
-    return notes
+def _headline(contrasts: Sequence[Contrast], labels: Mapping[str, str], rope: float | None) -> str:
+    """The contrasts as one title, a clause per verdict."""
+    baselines = {labels[one.second] for one in contrasts}
+    baseline = baselines.pop() if len(baselines) == 1 else "their baselines"
+    clauses = []
+    for verdict, compared in COMPARED.items():
+        group = [one for one in contrasts if one.verdict == verdict]
+        if not group:
+            continue
+        names = list(dict.fromkeys(labels[one.first] for one in group))
+        clause = f"{listed(names) if len(names) < 5 else counted(len(names), 'row')} {compared} {baseline}"
+        clause += f" within ±{rope:g} points" if verdict == "equivalent" else ""
+        if means := [one.difference.mean for one in group if one.difference]:
+            clause += f": {' to '.join(map(points, sorted({min(means), max(means)})))} points"
+        clauses.append(clause)
+    if len(contrasts) == 1 and (test := contrasts[0].difference) and test.interval:
+        clauses[0] += f" (95 % CI {reach(test.interval)})"
+    return "; ".join(clauses)
+
+
+def _remarks(contrast: Contrast, plan: Plan, chance: float) -> Iterator[str]:
+    """What a contrast's line in the table does not say."""
+    test, check, guess = contrast.difference, contrast.check, contrast.with_failures
+    verdict, checked = statistics.verdict(test), statistics.verdict(check)
+    if test is None:
+        yield f"no {plan.over} has a score of both"
+    elif test.p_holm is None:
+        yield f"too few {plan.over}s to test" if test.n < 2 else "no spread, so no test"
+    elif verdict != "equivalent" and statistics.is_equivalent(test):
+        yield f"within ±{plan.rope:g} points"
+    if check and check.p_holm is not None and checked != verdict:
+        other = "pooled" if plan.decide_by == "paired" else "paired"
+        yield f"the check, the {other} analysis, is {checked} ({p_equals(check.p_holm)})"
+    if guess and guess.p_holm is not None:
+        size = f"{points(guess.mean)} points ({p_equals(guess.p_holm)})"
+        yield f"counting failed runs as guesses ({100 * chance:.3g} %) makes it {size}"
+        if verdict != "inconclusive":
+            yield f"the verdict {'stands' if contrast.verdict == verdict else 'is withdrawn'}"

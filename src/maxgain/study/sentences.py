@@ -3,17 +3,7 @@
 from collections.abc import Sequence
 
 from .plan import Plan
-from .statistics import ALPHA, Difference, Interval, Verdict
-
-COMPARED: dict[Verdict, str] = {
-    "established": "better than",
-    "reversed": "worse than",
-    "equivalent": "equivalent to",
-    "inconclusive": "inconclusive against",
-}
-"""What stands between two rows in a title."""
-
-# Numbers
+from .statistics import ALPHA, Interval
 
 
 def points(difference: float) -> str:
@@ -59,28 +49,6 @@ def listed(names: Sequence[str]) -> str:
     """a, b and c."""
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last
-
-
-# Comparisons
-
-
-def headline(contrasts: Sequence[tuple[str, str, Difference | None, Verdict]], rope: float | None) -> str:
-    """The contrasts of a family (first, second, difference, verdict) as one title, a clause per verdict."""
-    baselines = {second for _, second, *_ in contrasts}
-    baseline = baselines.pop() if len(baselines) == 1 else "their baselines"
-    clauses = []
-    for verdict, compared in COMPARED.items():
-        names = list(dict.fromkeys(first for first, *_, found in contrasts if found == verdict))
-        if not names:
-            continue
-        clause = f"{listed(names) if len(names) < 5 else counted(len(names), 'row')} {compared} {baseline}"
-        clause += f" within ±{rope:g} points" if verdict == "equivalent" else ""
-        if means := [test.mean for *_, test, found in contrasts if test and found == verdict]:
-            clause += f": {' to '.join(map(points, sorted({min(means), max(means)})))} points"
-        clauses.append(clause)
-    if len(contrasts) == 1 and (test := contrasts[0][2]) and test.interval:
-        clauses[0] += f" (95 % CI {reach(test.interval)})"
-    return "; ".join(clauses)
 
 
 def method(plan: Plan, score: str) -> str:
