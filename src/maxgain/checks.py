@@ -330,7 +330,7 @@ def homogeneity_error(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any
     if width is not None and x.dim() > 0 and x.shape[-min(layer.kind.dims or 1, x.dim())] != width:
         return "its first argument is not what it multiplies"
 
-    def part(scale: float, shift: float) -> Tensor:
+    def part(scale: float, shift: float) -> Any:
         instead = {name: full(weight) * scale}
         if bias is not None:
             instead["bias"] = torch.full_like(full(bias), shift)
@@ -338,12 +338,15 @@ def homogeneity_error(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any
         attributes = {**vars(module)}  # and keep a loss
         try:
             with _torch.preserve_rng_and_buffers(module, x.device), gathered_parameters(module, instead):
-                return layer.kind.linear_part(module, x, module.forward(*given, **named))[1].double()
+                out = module.forward(*given, **named)
+                is_usable = isinstance(out, Tensor) or layer.kind.form == "other"
+                return layer.kind.linear_part(module, x, out)[1].double() if is_usable else None
         finally:
             vars(module).clear()
             vars(module).update(attributes)
 
-    whole = part(1.0, 0.0)
+    if (whole := part(1.0, 0.0)) is None:
+        return "its output is not one tensor"
     size = torch.linalg.vector_norm(whole)
     if not size > 0:
         return ""

@@ -186,6 +186,15 @@ def test_what_cannot_be_answered_is_refused() -> None:
     assert list(operator_norms(idle, torch.zeros(1, 2), exclude="*.idle").norms) == ["0"]
 
 
+def test_a_layer_that_returns_more_than_an_output_is_named() -> None:
+    class Router(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), 0
+
+    with pytest.raises(UnsupportedLayerError, match=r"^layer '' \(Router\) .* returns a tuple"):
+        operator_norms(Router(2, 2), torch.zeros(1, 2))
+
+
 def test_weights_that_are_not_finite_have_no_norm() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight.data[0, 0] = math.nan

@@ -28,6 +28,19 @@ class Calling(nn.Sequential):
         return self[0](x, gate=torch.ones(len(x)))
 
 
+class Router(nn.Linear):
+    """As those of mixtures of experts, it returns more than an output."""
+
+    def forward(self, input: Tensor) -> Any:
+        scores = super().forward(input)
+        return scores, scores.argmax(-1)
+
+
+class Routed(nn.Sequential):
+    def forward(self, x: Tensor) -> Any:
+        return self[0](x)[0]
+
+
 each_p = pytest.mark.parametrize("p", [1, 2, math.inf])
 
 
@@ -252,7 +265,11 @@ def test_promise_11_a_layer_with_a_forward_of_its_own_is_bounded_by_what_that_do
 
 @pytest.mark.parametrize(
     ("layer", "why"),
-    [(Squared(6, 5), "halving"), (Calling(Gated(6, 5, bias=False)), "cannot be run on its input alone")],
+    [
+        (Squared(6, 5), "halving"),
+        (Calling(Gated(6, 5, bias=False)), "cannot be run on its input alone"),
+        (Routed(Router(6, 5)), "its output is not one tensor"),
+    ],
 )
 def test_promise_11_a_layer_that_division_does_not_bound_is_left_out_with_a_warning(layer: Any, why: str) -> None:
     before, data = copy.deepcopy(layer.state_dict()), torch.randn(4, 6).expand(2, 4, 6)

@@ -170,6 +170,9 @@ def instance_shapes(layer: Layer, x: Tensor, output: Any) -> Shapes:
     """Return the shapes of one instance, from a call of the layer."""
     dims = layer.instance_dims(x.dim())
     like = output if layer.kind.form == "affine" else x  # others may return anything
+    if not isinstance(like, Tensor):
+        what = f"layer {layer.name!r} ({type(layer.module).__name__}) has no operator norm"
+        raise UnsupportedLayerError(f"{what}: it returns a {type(like).__name__}. Pass exclude={layer.name!r}.")
     return tuple(x.shape[-dims:]), tuple(like.shape[-dims:])
 
 

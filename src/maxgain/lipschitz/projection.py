@@ -39,7 +39,8 @@ class Lipschitz(Constraint):
         bound: λ for all layers, or a mapping of globs over layer names to bounds, of which the first that matches
             decides; ``inf`` measures without a bound.
         p: 1 (the largest absolute column sum of W), 2 (its largest singular value) or ``inf`` (its largest absolute
-            row sum).
+            row sum). For 1 and ``inf`` every basis vector is sent, in every step, through a layer that has a forward
+            of its own, and for 1 through one that pads by reflection: leave them out where they are large.
         iterations: Power iterations per step, for p = 2, which approach the norm from below, from where the last step
             ended. One follows weights in training to within a per cent; further calls of ``step()`` bring it closer.
         include: Globs over layer names: only these layers.
@@ -156,15 +157,23 @@ class FollowedNorm(_torch.ForwardHook):
         if self.constraint._paused or not isinstance(x, Tensor):
             return
         if torch.compiler.is_compiling():
-            if _torch.is_compiling_no_training():
+            if _torch.is_compiling_no_training() or not (isinstance(output, Tensor) or self.layer.kind.form == "other"):
                 return
             if module.training and torch.is_grad_enabled():  # a step follows, which reads the chain
                 self.seen = Seen(instance_shapes(self.layer, x, output), before=self.seen)
                 return
-        elif _torch.is_simulated(x) or (self.untried and not try_forward(self, args, kwargs)):
+        elif _torch.is_simulated(x):
             return
-        self.look_up()
-        self.see(instance_shapes(self.layer, x, output))
+        try:
+            if self.untried and not try_forward(self, args, kwargs):
+                return
+            self.look_up()
+            self.see(instance_shapes(self.layer, x, output))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # what a layer is given and returns is up to its model
+            said = str(error).strip().partition("\n")[0]
+            self.constraint._skip(self.layer, f"its call cannot be measured ({type(error).__name__}: {said})")
 
     def see(self, shapes: Shapes) -> None:
         """Remember the largest size along each dimension."""
