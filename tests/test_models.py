@@ -184,6 +184,23 @@ class TestCompiled:
         train(compiled, optimizer, [x])
         assert constraint.scales["0"] < 1 or constraint.gains["0"] == pytest.approx(GAMMA, rel=1e-4)
 
+    def test_promise_11_a_layer_that_returns_more_than_one_tensor_is_named(self) -> None:
+        class Router(nn.Linear):
+            def forward(self, x: Tensor) -> Any:
+                scores = super().forward(x)
+                return scores, scores.argmax(-1)
+
+        class Routed(nn.Sequential):
+            def forward(self, x: Tensor) -> Any:
+                return self[1](self[0](x))[0]
+
+        for wrap in (lambda model: model, lambda model: torch.compile(model, backend="eager", fullgraph=True)):
+            model = Routed(nn.Linear(6, 4), Router(4, 2))
+            optimizer = frozen_sgd(model)
+            MaxGain(model, GAMMA).attach(optimizer)
+            with pytest.warns(MeasurementWarning, match="'1' .its output is not one tensor"):
+                train(wrap(model), optimizer, [rows()])
+
     def test_promise_11_a_compiled_linear_forward_is_bounded(self) -> None:
         model, x = network(Scaled, (6, 4))
         optimizer = frozen_sgd(model)
