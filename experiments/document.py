@@ -106,7 +106,7 @@ def section(state: State, comparison: Comparison, drawn: Drawn) -> Iterator[str]
     heads = ("contrast", "the paper", "ours (95 % CI)", "90 % alone", "p", f"p, {other}", "σ of the images", "verdict")
     yield table(heads, [contrast_texts(state, contrast) for contrast in comparison.contrasts])
     yield figure(drawn, f"{experiment.name}-contrasts", "Differences with their intervals", figures.contrasts, state)
-    if experiment.same_data and comparison.plan.decide_by == "pooled":
+    if experiment.same_data:
         yield from beside_the_paper(state, comparison)
     if experiment.name == "cifar10":
         yield targets(experiment, comparison)
@@ -147,8 +147,11 @@ def contrast_texts(state: State, contrast: Contrast) -> tuple[str, ...]:
     if (difference := contrast.difference) is not None:
         ours = f"{signed(100 * difference.mean)} ({ends(difference.interval)})"
         narrow = ends(difference.interval_at(0.10))
-    verdict = state.verdict(contrast)
-    region = f" (±{state.region_of(contrast):.2g})" if verdict == "equivalent" else ""
+    verdict, region, within = state.verdict(contrast), state.region_of(contrast), ""
+    if verdict == "equivalent":
+        within = f" (±{region:.2g})"
+    elif verdict == "established" and state.experiment.region is None and 100 * difference.mean < region:
+        within = f", but small (within ±{region:.2g})"  # as PLAN-2.md wants it said
     return (
         f"{contrast.first} : {contrast.second}",
         "–" if theirs is None else signed(theirs) + ("" if p is None else f", p = {p:g}"),
@@ -157,12 +160,12 @@ def contrast_texts(state: State, contrast: Contrast) -> tuple[str, ...]:
         p_value(difference.p_holm if difference else None),
         p_value(contrast.check.p_holm if contrast.check else None),
         "–" if contrast.sampling_error is None else f"{100 * contrast.sampling_error:.2f}",
-        f"**{verdict}**{region}",
+        f"**{verdict}**{within}",
     )
 
 
 def beside_the_paper(state: State, comparison: Comparison) -> Iterator[str]:
-    """What the same model says of other pairs, and where we differ from the paper by more than chance."""
+    """What the same analysis says of other pairs, and where we differ from the paper by more than chance."""
     pairs = tuple(pair for pair in ALSO if {*pair} <= {*comparison.plan.rows})
     others = compare(replace(comparison.plan, contrasts=pairs), state.results).contrasts
     also = [
@@ -195,11 +198,11 @@ def beside_the_paper(state: State, comparison: Comparison) -> Iterator[str]:
 
 def scatter(comparison: Comparison) -> tuple[float, int, int]:
     """The pooled standard deviation of a run in points, the runs of a row, and the degrees of freedom."""
-    test = comparison.contrasts[0].difference
+    by_model = comparison.plan.decide_by == "pooled"
+    first = comparison.contrasts[0]
+    test = first.difference if by_model else first.check
     assert test is not None
-    assert test.standard_error is not None
-    assert test.degrees is not None
-    return 100 * test.standard_error * math.sqrt(test.n / 2), test.n, test.degrees
+    return 100 * (test.standard_error or math.nan) * math.sqrt(test.n / 2), test.n, test.degrees or 0
 
 
 def targets(experiment: Experiment, comparison: Comparison) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from experiments.document import build, document, early_test, layer_gains, with_passage
+from experiments.document import build, contrast_texts, document, early_test, layer_gains, with_passage
 from experiments.plan import EXPERIMENTS
 from experiments.state import State, read, variances_p
 
@@ -110,13 +110,16 @@ def test_the_second_plans_rule_pairs_where_variances_differ(states):
         assert ruled.comparison.plan.decide_by == analysis
 
 
-def test_a_region_is_relative_to_the_baselines_error(states):
+def test_a_region_is_relative_to_the_baselines_error(states, monkeypatch):
     state = states["svhn"]
     relative = replace(state, experiment=replace(state.experiment, region=None))
     first, second = state.comparison.contrasts
     assert relative.region_of(first) == pytest.approx(0.05 * (100 - 93.55), abs=0.01)
     assert state.verdict(second) == "equivalent"
     assert relative.verdict(second) == "inconclusive", "0.27 is outside ±0.17"
+    assert contrast_texts(relative, first)[-1] == "**established**"
+    monkeypatch.setattr("experiments.state.RELATIVE_REGION", 0.10)
+    assert contrast_texts(relative, first)[-1] == "**established**, but small (within ±0.65)"
 
 
 CASES = ("cifar100", "svhn8", "today", "noisy-digits")
