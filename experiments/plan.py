@@ -150,8 +150,8 @@ EXPERIMENTS = {
                 SVHN_REMARK,
                 "'Established' rests on the pooled error, which borrows from rows with 15 times less variance "
                 "(F = 15.2 with 4 and 4 degrees of freedom, p = 0.02): the paired check does not reach 0.05. The "
-                "region of ±0.5 is wide for errors of 3.5 to 6.5 %: all differences, the paper's too, lie inside it. On "
-                "top of batch norm and dropout the difference is positive in all three seeds (+0.06, +0.09, +0.13).",
+                "region of ±0.5 is wide for errors of 3.5 to 6.5 %: all differences, the paper's too, lie inside it. "
+                "On top of batch norm and dropout the difference is positive in all three seeds (+0.06, +0.09, +0.13).",
             ),
         ),
         Experiment(

@@ -119,7 +119,7 @@ def test_a_region_is_relative_to_the_baselines_error(states, monkeypatch):
     assert relative.verdict(second) == "inconclusive", "0.27 is outside ±0.17"
     assert contrast_texts(relative, first)[-1] == "**established**"
     monkeypatch.setattr("experiments.state.RELATIVE_REGION", 0.10)
-    assert contrast_texts(relative, first)[-1] == "**established**, but small (within ±0.65)"
+    assert contrast_texts(relative, first)[-1] == "**established**, but small (within ±0.64)"
 
 
 CASES = ("cifar100", "svhn8", "today", "noisy-digits")
