@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import prune
+from torch.testing._internal.two_tensor import TwoTensor
 
 from maxgain import MaxGain
 from maxgain.errors import MeasurementWarning
@@ -136,6 +137,21 @@ def test_every_weight_may_be_pruned_later_and_the_constraint_attached_again() ->
         if not is_again:
             constraint.detach()
             constraint.attach(optimizer)
+
+
+def test_weights_that_are_made_of_other_tensors_have_gains_of_their_own() -> None:
+    results = []
+    for wrap in (lambda x: x, lambda x: TwoTensor(x, x.clone())):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False), nn.Linear(8, 4, bias=False))
+        for layer in model:
+            layer.weight = nn.Parameter(wrap(layer.weight.detach()))
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        constraint = MaxGain(model, 0.1).attach(optimizer)
+        model(wrap(torch.randn(8, 8))).sum().backward()
+        optimizer.step()
+        results.append(constraint.gains)
+    assert results[1] == pytest.approx(results[0])
 
 
 def test_an_optimizer_that_is_attached_in_mid_cycle_measures_in_its_first_step() -> None:
