@@ -164,10 +164,6 @@ def test_a_comparison_that_the_disk_ended_is_no_success(maxgain, monkeypatch) ->
     assert maxgain(*words)[0] == 0
 
 
-def test_list_is_short(maxgain) -> None:
-    assert len(maxgain("list")[1].splitlines()) <= 12
-
-
 # Stopped and killed
 
 

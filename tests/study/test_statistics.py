@@ -69,8 +69,6 @@ def test_paired_test_agrees_with_scipy(scores):
     theirs = stats.ttest_rel(a, b)
     assert ours.p == pytest.approx(theirs.pvalue, rel=1e-9)
     assert ours.interval_at(0.05) == pytest.approx(theirs.confidence_interval(0.95), rel=1e-9, abs=1e-12)
-    back = paired(b, a)
-    assert (back.mean, back.p) == pytest.approx((-ours.mean, ours.p))
 
 
 @pytest.mark.parametrize(
@@ -153,18 +151,6 @@ def test_a_contrast_that_no_runs_connect_is_none():
     tests = pooled(scores, [("a", "b"), ("a", "c"), ("c", "d"), ("e", "a")])
     assert [test is None for test in tests] == [False, True, False, True]
     assert pooled({"a": {}, "b": {}}, [("a", "b")]) == [None]
-
-
-@pytest.mark.parametrize(
-    "scores",
-    [
-        {"a": {0: 0.5, 1: 0.7, 2: 0.6}, "b": {0: 0.4, 1: 0.6, 2: 0.5}, "c": {0: 0.2, 1: 0.4, 2: 0.3}},
-        {"a": {0: 0.5}, "b": {0: 0.4}},
-    ],
-)
-def test_without_spread_the_additive_model_defines_no_p(scores):
-    (test,) = pooled(scores, [("a", "b")])
-    assert test == Difference(pytest.approx(0.1), len(scores["a"]))
 
 
 # Families

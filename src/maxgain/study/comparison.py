@@ -64,6 +64,8 @@ class Contrast:
 
     first: str
     second: str
+    label: str
+    """Both rows with their numbers."""
     difference: Difference | None
     """By the analysis that decides; None where no runs connect the rows."""
     check: Difference | None
@@ -140,7 +142,7 @@ class Comparison:
     @property
     def notes(self) -> list[str]:
         """What is missing or could not be tested, and what a contrast's check and failed runs change."""
-        plan, labels, notes = self.plan, self.labels, []
+        plan, notes = self.plan, []
         for row in self.rows:
             if untuned := len(plan.units) - len(plan.numbers.get(row.name, plan.units)):
                 notes.append(f"{row.name}: default numbers on {counted(untuned, plan.over)}, where tuning chose none.")
@@ -148,7 +150,7 @@ class Comparison:
                 if count:
                     notes.append(f"{row.name}: {count} of {row.planned} runs {what}.")
         notes += [
-            f"{labels[one.first]} against {labels[one.second]}: {remarks}."
+            f"{one.label}: {remarks}."
             for one in self.contrasts
             if (remarks := "; ".join(_remarks(one, plan, self.chance)))
         ]
@@ -314,6 +316,7 @@ def _contrasts(
         contrasts.append(
             Contrast(
                 *pair,
+                label=" against ".join(rows[row].label for row in pair),
                 difference=difference,
                 check=check,
                 with_failures=guess if failed else None,

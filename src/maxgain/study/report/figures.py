@@ -61,8 +61,9 @@ def forest(comparison: Comparison) -> Figure | None:
         axis.plot([low, high], [place, place], color=SERIES[0], solid_capstyle="butt")
         filled = SERIES[0] if contrast.verdict != "inconclusive" else "none"
         axis.plot(100 * mean, place, "o", color=SERIES[0], markerfacecolor=filled, markersize=6)
-        name = f"{comparison.labels[contrast.first]} against {comparison.labels[contrast.second]}"
-        axis.text(0, place - 0.22, name, transform=axis.get_yaxis_transform(), va="bottom", fontsize=8, color=INK)
+        axis.text(
+            0, place - 0.22, contrast.label, transform=axis.get_yaxis_transform(), va="bottom", fontsize=8, color=INK
+        )
     axis.set_yticks([])
     axis.grid(visible=False)
     axis.set_ylim(len(tested) - 0.6, -0.8)

@@ -119,17 +119,11 @@ def _comparison(comparison: Comparison, place: str) -> Section:
     measured = {labels[row]: runs[0] for row, runs in gains.items() if runs}
     scores = [(str(unit), *(percent(row.scores.get(unit)) for row in comparison.rows)) for unit in plan.units]
     chosen = [
-        (
-            str(unit),
-            *(" ".join(f"{number:g}" for number in row.get(unit, {}).values()) for row in plan.numbers.values()),
-        )
-        for unit in plan.units
-        if plan.numbers
+        (str(unit), *(" ".join(map("{:g}".format, row.get(unit, {}).values())) for row in plan.numbers.values()))
+        for unit in (plan.units if plan.numbers else ())
     ]
     sampling = [
-        (f"{labels[one.first]} against {labels[one.second]}", f"{100 * one.sampling_error:.2f}")
-        for one in comparison.contrasts
-        if one.sampling_error is not None
+        (one.label, f"{100 * one.sampling_error:.2f}") for one in comparison.contrasts if one.sampling_error is not None
     ]
     return Section(
         title=comparison.title,
