@@ -146,7 +146,7 @@ def test_results_of_other_data_are_never_mixed():
     plan, results = made({"none": NONE, "maxgain": AHEAD})
     _, older = made({"none": [0.5] * 6, "maxgain": [0.6] * 6}, result={"data": "old", "finished": "2025-01-01"})
     comparison = compare(plan, [*older, *results])
-    assert comparison.scores == compare(plan, results).scores
+    assert comparison.rows == compare(plan, results).rows
     assert comparison.notes == ["12 results of other data left out."]
     assert compare(plan, results).notes == []
 

@@ -99,11 +99,6 @@ class Comparison:
         return f"<Comparison: {self.title}>"
 
     @property
-    def scores(self) -> dict[str, dict[int, float]]:
-        """Accuracies by row and by fold or seed."""
-        return {row.name: row.scores for row in self.rows}
-
-    @property
     def labels(self) -> dict[str, str]:
         """What each row is called on the page."""
         return {row.name: row.label for row in self.rows}

@@ -221,23 +221,24 @@ def list_all(name: Positional[str | None] = None) -> None:
             console.print(textwrap.fill(f"{title}: {', '.join(names)}", 78, subsequent_indent="  "))
         suggest(("list", "maxgain"), ("train", "digits", "--regulariser", "maxgain+batchnorm"))
         return
-    texts = []
+    lines: list[str] = []
     if name in RECIPES:
         fields = {key: value for key, value in vars(RECIPES[name]).items() if value not in (None, (), "none", 0, False)}
-        lines = [f"{key}: {value}" for key, value in fields.items() if key != "name"]
-        texts.append("\n  ".join([f"recipe {name}", *lines]))
-    if name in REGULARISERS:
+        lines += [f"recipe {name}", *(f"{key}: {value}" for key, value in fields.items() if key != "name")]
+    elif name in REGULARISERS:
         row = REGULARISERS[name]
         number = "" if row.parameter is None else f" (number: {row.parameter}, default {row.default:g})"
-        grid = f"\n  values to try: {', '.join(f'{value:g}' for value in row.grid)}" if row.grid else ""
-        texts.append(f"regulariser {name}{number}\n" + _wrapped(row.about) + grid)
-    if name in NETWORKS:
+        lines += [f"regulariser {name}{number}", row.about]
+        lines += [f"values to try: {', '.join(f'{value:g}' for value in row.grid)}"] if row.grid else []
+    elif name in NETWORKS:
         builder: Any = NETWORKS[name]
-        texts.append(f"network {name}\n" + _wrapped(getattr(builder, "func", builder).__doc__ or ""))
-    if not texts:
+        lines += [f"network {name}", getattr(builder, "func", builder).__doc__ or ""]
+    else:
         known = [*RECIPES, *REGULARISERS, *NETWORKS]
         raise MaxGainError(unknown("recipe, regulariser or network", name, known))
-    console.print("\n\n".join(texts))
+    console.print(lines[0])
+    for line in lines[1:]:
+        console.print(textwrap.fill(" ".join(line.split()), 78, initial_indent="  ", subsequent_indent="  "))
 
 
 def data(
@@ -344,10 +345,6 @@ def _draw(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     console.print(f"picture: {path}")
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(" ".join(text.split()), 78, initial_indent="  ", subsequent_indent="  ")
 
 
 def _number(value: float | None) -> str:

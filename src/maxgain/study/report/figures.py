@@ -168,8 +168,7 @@ def early_curve(results: Sequence[Result], chosen: float) -> Figure:
     axis.plot(list(losses), list(losses.values()), "o-", color=SERIES[0], markersize=4)
     axis.axhspan(lowest, 1.1 * lowest, color=SERIES[2], alpha=0.25, linewidth=0, label="within 10 % of the lowest")
     label = f"chosen: γ = {chosen:g}"
-    ring: dict[str, Any] = {"markersize": 11, "markerfacecolor": "none", "linestyle": "none"}
-    axis.plot([chosen], [losses[chosen]], "o", color=SERIES[1], label=label, **ring)
+    axis.plot([chosen], [losses[chosen]], "o", color=SERIES[1], markersize=11, fillstyle="none", label=label)
     axis.set(xscale="log", xlabel="γ", ylabel=f"training loss after {results[0].recipe.epochs} epochs (nats)")
     axis.set_xticks(list(losses), [f"{gamma:g}" for gamma in losses])
     axis.xaxis.minorticks_off()
