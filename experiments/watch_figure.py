@@ -1,12 +1,10 @@
 """Draw the watched GPTs, and print the tables and counts of PLAN-WATCH.md and docs/watching.md.
 
-python -m experiments.watch_figure RAW     # thin what watch_gpt.py wrote into results/watch/gpt.jsonl first
-python -m experiments.watch_figure
+python -m experiments.watch_figure [RECORD]
 """
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import sys
@@ -20,7 +18,7 @@ from maxgain.study.report.figures import INK, SERIES, SOFT, panels
 
 from .document import table
 from .figures import svg
-from .watch_gpt import DOUBLING, EVERY, REMEDIES, Record, read, short
+from .watch_gpt import DOUBLING, EVERY, REMEDIES, Record, read
 
 ROOT = Path(__file__).parents[1]
 RECORD, FIGURE = ROOT / "results" / "watch" / "gpt.jsonl", ROOT / "docs" / "figures" / "watch-gpt.svg"
@@ -68,28 +66,6 @@ def to_draw(runs: Sequence[Record]) -> list[Record]:
     drawn = warned[(len(warned) - 1) // 2 :] or sorted(lowest, key=lambda run: run["seed"])
     seed = (drawn or plain)[0]["seed"]
     return [*drawn[:1], *(run for run in plain if run["rate"] is DOUBLING and run["seed"] == seed)]
-
-
-def thin(lines: Sequence[Record]) -> list[Record]:
-    """Keep losses as means of ten, three alarms, the medians of q and k, and the gains of the runs that are drawn."""
-    machine, *runs = lines
-    drawn = [name_of(run) for run in to_draw(judged(runs))]
-    kept = []
-    for run in runs:
-        tens = [run["losses"][start : start + 10] for start in range(0, len(run["losses"]), 10)]
-        thinned = run | {
-            "losses": [None if None in ten else short(sum(ten) / len(ten)) for ten in tens],
-            "alarms": run["alarms"][:3],
-            "alarm_count": len(run["alarms"]),
-            "gradient_alarms": run["gradient_alarms"][:3],
-        }
-        if run["remedy"] == "none":
-            some = [gains for name, gains in run["gains"].items() if name.endswith(("[q]", "[k]"))]
-            thinned["qk"] = [None if None in row else statistics.median(row) for row in zip(*some, strict=True)]
-        if name_of(run) not in drawn:
-            del thinned["gains"]
-        kept.append(thinned)
-    return [machine, *kept]
 
 
 def name_of(run: Record) -> tuple[Any, ...]:
@@ -212,12 +188,8 @@ def curve(values: Sequence[float | None], every: int) -> tuple[list[int], list[f
     return [every * i for i in range(len(values))], [math.nan if value is None else value for value in values]
 
 
-def main(arguments: Sequence[str]) -> None:
-    if arguments:
-        lines = thin(read(Path(arguments[0])))
-        RECORD.parent.mkdir(exist_ok=True)
-        RECORD.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    machine, *runs = read(RECORD)
+def main(record: Path = RECORD) -> None:
+    machine, *runs = read(record)
     print(machine, len(runs), "runs;", *sorted({run["seed"] for run in judged(runs)}))
     for seeds, some in (("all seeds", runs), ("without seed 0", [run for run in runs if run["seed"]])):
         whole = judged(some)
@@ -226,4 +198,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*map(Path, sys.argv[1:]))

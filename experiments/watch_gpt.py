@@ -1,12 +1,11 @@
 """Does a gain rise before the loss does? Train small GPTs at rates that are too high, as PLAN-WATCH.md says.
 
-    python -m experiments.watch_gpt RAW               # on a GPU, 16 runs for each of six seeds, one after another
-    python -m experiments.watch_gpt RAW --size cpu    # smaller networks
-    python -m experiments.watch_figure RAW            # thin RAW into results/watch/gpt.jsonl, print counts, draw
+    python -m experiments.watch_gpt RECORD               # on a GPU, 16 runs for each of six seeds, one after another
+    python -m experiments.watch_gpt RECORD --size cpu    # smaller networks
 
-Every run is one of examples/watch_gpt.py. RAW gets a line of JSON about the machine, then one for each run as it ends;
-the same command again makes the runs that are missing. The recorded runs were made by the program of commit 6666540,
-which trained the 16 networks of a seed side by side.
+Every run is one of examples/watch_gpt.py. RECORD gets a line of JSON about the machine, then one for each run as it
+ends; the same command again makes the runs that are missing. The runs of results/watch/gpt.jsonl were made by the
+program of commit 6666540, which trained the 16 networks of a seed side by side, and keep the gains of two runs.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import json
 import math
 import platform
 import runpy
+import statistics
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -54,7 +54,7 @@ def jobs(rates: Sequence[float], seed: int) -> Iterator[Record]:
 
 
 def train(job: Record, size: Record, text: Tensor) -> Record:
-    """Train and watch one network, and return what is kept of it."""
+    """Train and watch one network. Kept are means of ten losses, three alarms and, without a remedy, all gains."""
     torch.manual_seed(job["seed"])
     model = EXAMPLE["GPT"](*size["network"], job["remedy"] == "qk-norm").to(text.device)
     logged: list[dict[str, float]] = []
@@ -64,17 +64,23 @@ def train(job: Record, size: Record, text: Tensor) -> Record:
             model, text, size["steps"], job["rate"], gamma=EXAMPLE["CAPPED"] if job["remedy"] == "cap" else math.inf,
             batch=size["batch"], seed=job["seed"], to=lambda numbers, step: logged.append(numbers), growth=GROWTH,
         )  # fmt: skip
-    names = [name for name in logged[0] if name.startswith("gain/") and name not in ("gain/worst", "gain/median")]
-    last = run.losses[-50:]
-    return {
+    tens = [run.losses[start : start + 10] for start in range(0, len(run.losses), 10)]
+    record = {
         **job,
         "spike": EXAMPLE["spike_of"](run.losses),
-        "last": short(sum(last) / len(last)),
-        "alarms": [as_record(alarm) for alarm in run.alarms],
-        "gradient_alarms": [as_record(alarm) for alarm in judge(run.gradients)],
-        "losses": [short(loss) for loss in run.losses],
-        "gains": {name: [short(numbers.get(name, math.nan)) for numbers in logged] for name in names},
+        "last": short(statistics.fmean(run.losses[-50:])),
+        "alarms": [as_record(alarm) for alarm in run.alarms[:3]],
+        "alarm_count": len(run.alarms),
+        "gradient_alarms": [as_record(alarm) for alarm in judge(run.gradients)[:3]],
+        "losses": [short(statistics.fmean(ten)) for ten in tens],
     }
+    if job["remedy"] == "none":
+        names = [name for name in logged[0] if name.startswith("gain/") and name not in ("gain/worst", "gain/median")]
+        gains = {name: [numbers.get(name, math.nan) for numbers in logged] for name in names}
+        some = zip(*(gains[name] for name in names if name.endswith(("[q]", "[k]"))), strict=True)
+        record["qk"] = [short(math.nan if math.nan in row else statistics.median(row)) for row in some]
+        record["gains"] = {name: [short(gain) for gain in values] for name, values in gains.items()}
+    return record
 
 
 def judge(gradients: Sequence[float]) -> list[Alarm]:
@@ -106,7 +112,7 @@ def read(path: Path) -> list[Record]:
 def main(arguments: list[str] | None = None) -> None:
     cuda = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", metavar="RAW", type=Path)
+    parser.add_argument("out", metavar="RECORD", type=Path)
     parser.add_argument("--size", choices=list(SIZES), default="gpu" if cuda else "cpu")
     parser.add_argument("--seeds", type=int, default=6)
     options = parser.parse_args(arguments)
