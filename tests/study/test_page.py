@@ -242,6 +242,8 @@ def test_figures_are_usable_in_python():
     assert report.learning_curve({"none": []}, "train_loss") is None
     short = [structs.replace(run, history=History(epoch=[1], train_loss=[2.0])) for run in rows["none"]]
     assert report.learning_curve({"none": short}, "train_loss") is None, "a point is no curve"
+    steep = [structs.replace(rows["none"][0], history=History(epoch=[1, 2], train_loss=[2.0, 0.05]))]
+    assert re.search(r">0\.1</text>", report.figures.svg(report.learning_curve({"none": steep}, "train_loss"), "loss"))
     two = made_plan({"maxgain+dropout": NONE}).recipe
     grid = {"maxgain": (1.5, 2.0), "dropout": (0.5, 1.0)}
     points = grid_recipes(replace(two, regulariser="maxgain+dropout"), grid, None)

@@ -125,7 +125,7 @@ def learning_curve(rows: Mapping[str, Sequence[Result]], metric: str) -> Figure 
     axis.locator_params(axis="x", integer=True)
     low, high = min(map(np.min, lines.values())), max(map(np.max, lines.values()))
     if "loss" in metric and low > 0 and high > 20 * low:
-        axis.set_yscale("log")
+        _logarithmic(axis)
     if len(rows) > 1:
         _legend(figure, axis)
     return figure
@@ -173,10 +173,7 @@ def early_curve(results: Sequence[Result], chosen: float) -> Figure:
     axis.set_xticks(list(losses), [f"{gamma:g}" for gamma in losses])
     axis.xaxis.minorticks_off()
     if max(losses.values()) > 3 * lowest > 0:
-        axis.set_yscale("log")
-        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.yaxis.set_major_formatter("{x:g}")
-        axis.yaxis.minorticks_off()
+        _logarithmic(axis)
     _legend(figure, axis)
     return figure
 
@@ -210,6 +207,13 @@ def panels(rows: int, columns: int, size: tuple[float, float], **shared: Any) ->
     with rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
         return figure, list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
+
+
+def _logarithmic(axis: Axes) -> None:
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter("{x:g}")  # matplotlib's own is TeX
+    axis.yaxis.minorticks_off()
 
 
 def _legend(figure: Figure, axis: Axes) -> None:
