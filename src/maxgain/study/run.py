@@ -66,20 +66,11 @@ def perform(
     on_epoch: Callable[[Metrics], None] | None = None,
     stop: threading.Event | None = None,
 ) -> Run:
-    """Train to the end, from wherever the folder's run stands, and return the run.
+    """Train to the end, from wherever the folder's run stands, and return the run; without `test`, it has no test part.
 
     Ctrl-C and SIGTERM save the run and raise `KeyboardInterrupt`; so does setting `stop`, for runs in threads. A run
-    that diverged leaves a failed result and raises `DivergedError`. The caller's random numbers and threads are
-    afterwards as they were.
-
-    Args:
-        recipe: What to compute.
-        folder: Where the run is kept; the same call continues it. A folder of another run is refused.
-        inputs: Where the data of recipes are, or data and a network of one's own.
-        device: cpu, cuda, or auto.
-        test: Whether the run is scored on the test part.
-        on_epoch: Called after each epoch.
-        stop: Asks the run to save itself and stop.
+    that diverged leaves a failed result and raises `DivergedError`; a folder of another run is refused. The caller's
+    random numbers and threads are afterwards as they were.
     """
     recipe = replace(recipe, regulariser=fill(recipe.regulariser))
     run, inputs = Run(folder), inputs or Inputs()

@@ -348,9 +348,8 @@ def evaluate(model: nn.Module, split: Split) -> tuple[float, float, Tensor]:
     """Mean loss in nats, accuracy as a fraction, and which images the model classifies right, in evaluation mode."""
     correct, losses = [], []
     with evaluating(model):
-        for images, labels in zip(
-            torch.split(split.images, EVALUATION_BATCH), torch.split(split.labels, EVALUATION_BATCH), strict=True
-        ):
+        batches = (torch.split(part, EVALUATION_BATCH) for part in (split.images, split.labels))
+        for images, labels in zip(*batches, strict=True):
             logits = model(to_float(images)).float()
             correct.append(logits.argmax(dim=1) == labels)
             losses.append(F.cross_entropy(logits, labels, reduction="none"))

@@ -45,7 +45,18 @@ def dataset(
     else:
         rest, held_out = stratified(parts["train"].labels.numpy(), 1 - HELD_OUT)
         parts |= {"train": parts["train"][rest], "validation": parts["train"][held_out]}
-    _expect_alike(parts)
+    channels, height, width = shape = tuple(parts["train"].images.shape[1:])
+    for part, split in parts.items():
+        if not len(split):
+            raise DataError(f"the {part} part has no images.")
+        if split.images.shape[1:] != shape:
+            raise DataError(f"{part} images are {tuple(split.images.shape[1:])}, but training images are {shape}.")
+    if width <= MOST_CHANNELS < min(channels, height):
+        warnings.warn(
+            f"the images have {channels} channels of {height}×{width} pixels; if the channels come last, pass "
+            "images.permute(0, 3, 1, 2).",
+            stacklevel=2,
+        )
     labels = torch.cat([part.labels for part in parts.values()])
     least, most = int(labels.min()), int(labels.max())
     names = tuple(map(str, range(most + 1) if classes is None else classes))
@@ -59,6 +70,7 @@ def dataset(
 
 
 def _split(part: str, given: Any) -> Split:
+    """A pair of images and labels, or a torch data set, as bytes and whole numbers."""
     if isinstance(given, tuple | list) and len(given) == 2:
         images, labels = _tensor(f"{part} images", given[0]), _tensor(f"{part} labels", given[1])
     elif hasattr(given, "__getitem__") and hasattr(given, "__len__"):
@@ -72,7 +84,14 @@ def _split(part: str, given: Any) -> Split:
     whole = labels.long()
     if not torch.equal(whole.to(labels.dtype), labels) or bool((whole < 0).any()):
         raise DataError(f"{part} labels must be whole numbers from 0.")
-    return Split(_pixels(part, images), whole)
+    if images.dtype != torch.uint8 and len(images):
+        values, white = (images, 1) if images.is_floating_point() else (images.long(), 255)
+        least, most = values.amin().item(), values.amax().item()
+        if not 0 <= least <= most <= white or images.dtype == torch.bool:
+            wanted = "whole numbers from 0 to 255 or fractions from 0 to 1"
+            raise DataError(f"{part} images must be {wanted}, not {images.dtype} from {least} to {most}.")
+        images = (values * (255 // white)).round()
+    return Split(images.to(torch.uint8), whole)
 
 
 def _items(part: str, given: Any) -> tuple[Tensor, Tensor]:
@@ -111,33 +130,3 @@ def _tensor(what: str, given: Any) -> Tensor:
     if array.dtype.kind not in "biuf":
         raise DataError(f"{what} must be numbers, not {array.dtype}.")
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
-
-
-def _pixels(part: str, images: Tensor) -> Tensor:
-    if images.dtype == torch.uint8 or not len(images):
-        return images.to(torch.uint8)
-    fractions = images.is_floating_point()
-    values = images if fractions else images.long()
-    least, most = values.amin().item(), values.amax().item()
-    if not 0 <= least <= most <= (1 if fractions else 255) or images.dtype == torch.bool:
-        raise DataError(
-            f"{part} images must be whole numbers from 0 to 255 or fractions from 0 to 1, not {images.dtype} from "
-            f"{least} to {most}."
-        )
-    return (images * 255).round().to(torch.uint8) if fractions else images.to(torch.uint8)
-
-
-def _expect_alike(parts: dict[str, Split]) -> None:
-    shapes = {name: tuple(part.images.shape[1:]) for name, part in parts.items()}
-    for name, part in parts.items():
-        if not len(part):
-            raise DataError(f"the {name} part has no images.")
-        if shapes[name] != shapes["train"]:
-            raise DataError(f"{name} images are {shapes[name]}, but training images are {shapes['train']}.")
-    channels, height, width = shapes["train"]
-    if width <= MOST_CHANNELS < min(channels, height):
-        warnings.warn(
-            f"the images have {channels} channels of {height}×{width} pixels; if the channels come last, pass "
-            "images.permute(0, 3, 1, 2).",
-            stacklevel=3,
-        )
