@@ -216,12 +216,10 @@ def test_finished_run_is_not_trained_again(finished, monkeypatch):
     assert perform(RECIPE, finished.folder, device="cpu").result == finished.result
 
 
-def test_second_signal_interrupts_at_once():
-    with run._stop_signals(None) as stopping:
-        signal.raise_signal(signal.SIGINT)
-        assert stopping()
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+def test_second_signal_interrupts_at_once(tmp_path):
+    with pytest.raises(KeyboardInterrupt) as caught:
+        perform(RECIPE, tmp_path, device="cpu", on_epoch=lambda line: [signal.raise_signal(2) for _ in range(2)])
+    assert not str(caught.value), "the run was saved first"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

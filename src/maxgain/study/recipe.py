@@ -217,7 +217,7 @@ class Recipe:
     @property
     def key(self) -> str:
         """A hash of what the recipe computes: its name and spelling do not matter, nor do fields at their default."""
-        ignored = ("name",) if self.gamma is not None else ("name", "include")  # include is for maxgain alone
+        ignored = ("name",) if "maxgain" in self.regulariser else ("name", "include")  # which maxgain alone reads
         content = asdict(self) | {"regulariser": fill(self.regulariser)}
         changed = {each.name: content[each.name] for each in fields(self) if content[each.name] != each.default}
         decisive = {

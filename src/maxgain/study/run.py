@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -26,7 +26,6 @@ import numpy as np
 import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor
 
 import maxgain
 from maxgain.errors import CheckpointError, MeasurementWarning, RunError
@@ -38,7 +37,7 @@ from .recipe import Recipe, fill, run_key
 from .result import CONFIG, GAIN_EPOCHS, METRICS, RESULT, WEIGHTS, Config, History, Metrics, Result
 from .result import Inputs as Inputs
 from .result import Run as Run
-from .training import DivergedError, Training, evaluate, gains, train
+from .training import DivergedError, Training, copies, evaluate, gains, train
 
 CHECKPOINT = "checkpoint.safetensors"
 GAIN_SAMPLE = 1000
@@ -155,9 +154,9 @@ class _Trainer:
     def _after_epoch(self, loss: float, accuracy: float) -> None:
         """Note what the epoch came to, and save, unless that would take too much of the time."""
         training, now = self.training, time.monotonic()
-        held_out = (None, None) if training.held_out is None else evaluate(training.model, training.held_out)[:2]
         sample = training.images[: min(GAIN_SAMPLE, -(-len(training.images) // 16))]
         quantiles = gains(training.model, sample, training.recipe.p)
+        held_out = (None, None) if training.held_out is None else evaluate(training.model, training.held_out)[:2]
         line = Metrics(
             epoch=training.epoch,
             learning_rate=training.recipe.learning_rate_at(training.epoch - 0.5),
@@ -193,7 +192,7 @@ class _Trainer:
                 scores["correct"] = base64.b64encode(np.packbits(correct.cpu().numpy()).tobytes()).decode()
             if part != "validation" and (quantiles := gains(model, split.images, training.recipe.p)):
                 scores["gains"][part] = quantiles
-        weights = safetensors.torch.save(_copies(model.state_dict()))
+        weights = safetensors.torch.save(copies(model.state_dict()))
         _files.write(self.folder / WEIGHTS, weights)
         self._write_result(status="ok", weights_sha256=hashlib.sha256(weights).hexdigest(), **scores)
 
@@ -232,7 +231,7 @@ class _Trainer:
         started = time.monotonic()
         self.training.expect_finite()  # the last good state is worth more than the first bad one
         about = {"key": self.key, "history": _files.encode(self.lines).decode()}
-        _files.write(self.folder / CHECKPOINT, safetensors.torch.save(_copies(self.training.state()), about))
+        _files.write(self.folder / CHECKPOINT, safetensors.torch.save(self.training.state(), about))
         self.saved = time.monotonic()
         self.saving_took = self.saved - started
 
@@ -350,14 +349,6 @@ def _machine_errors(folder: Path) -> Iterator[None]:
                 raise MachineError("out of memory: use a smaller batch_size, or fewer runs at once.") from error
             cause = cause.__cause__ or cause.__context__
         raise
-
-
-def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each tensor in memory of its own: safetensors refuses those that share it, as tied weights do."""
-    return {
-        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
 
 
 @lru_cache(maxsize=1)

@@ -141,7 +141,7 @@ class Training:
             raise DivergedError(f"the loss or a weight stopped being finite in epoch {self.epoch + 1}.")
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that the next step depends on, by name, the random numbers included."""
+        """Copies of everything that the next step depends on, by name, the random numbers included."""
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         for index, values in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items() if value is not None}
@@ -150,7 +150,7 @@ class Training:
         tensors |= {f"loop.{name}": tensor for name, tensor in self.loop.items()}
         tensors["loop.epoch"] = torch.tensor(self.epoch)
         tensors["rng"] = torch.get_rng_state() if self.generator is None else self.generator.get_state()
-        return tensors
+        return copies(tensors)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Put a fresh training of the same recipe and data where the one was whose `state` this is.
@@ -367,6 +367,14 @@ def gains(model: nn.Module, images: Tensor, p: float) -> dict[str, tuple[float, 
             return measure_gains(model, batches, p).quantiles()
     except NothingToConstrainError:
         return {}
+
+
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor in memory of its own: safetensors refuses those that share it, as tied weights do."""
+    return {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
