@@ -66,8 +66,7 @@ def import_timm() -> Any:
     except Exception:  # torchvision fails in many ways
         parts = ("", ".ops", ".ops.misc", ".models", ".models.feature_extraction", ".datasets", ".transforms")
         names = [*(f"torchvision{part}" for part in parts), "torchvision.transforms.functional"]
-    sys.modules |= {name: MagicMock() for name in names}
-    sys.modules["torchvision.ops.misc"].FrozenBatchNorm2d = type("FrozenBatchNorm2d", (nn.Module,), {})
+    sys.modules |= {name: MagicMock(FrozenBatchNorm2d=type("FrozenBatchNorm2d", (nn.Module,), {})) for name in names}
     try:
         return importlib.import_module("timm")
     finally:

@@ -143,15 +143,15 @@ def contrast_texts(state: State, contrast: Contrast) -> tuple[str, ...]:
     """A contrast's cells."""
     theirs = state.experiment.published_difference((contrast.first, contrast.second))
     p = PAPER["p_values"].get(state.experiment.name, {}).get(contrast.first)
-    ours, narrow = "–", "–"
+    ours, narrow, within = "–", "–", ""
+    verdict, region = state.verdict(contrast), state.region_of(contrast)
+    if verdict == "equivalent":
+        within = f" (±{region:.2g})"
     if (difference := contrast.difference) is not None:
         ours = f"{signed(100 * difference.mean)} ({ends(difference.interval)})"
         narrow = ends(difference.interval_at(0.10))
-    verdict, region, within = state.verdict(contrast), state.region_of(contrast), ""
-    if verdict == "equivalent":
-        within = f" (±{region:.2g})"
-    elif verdict == "established" and state.experiment.region is None and 100 * difference.mean < region:
-        within = f", but small (within ±{region:.2g})"  # as PLAN-2.md wants it said
+        if verdict == "established" and state.experiment.region is None and 100 * difference.mean < region:
+            within = f", but small (within ±{region:.2g})"  # as PLAN-2.md wants it said
     return (
         f"{contrast.first} : {contrast.second}",
         "–" if theirs is None else signed(theirs) + ("" if p is None else f", p = {p:g}"),
@@ -350,12 +350,11 @@ def repeats(state: State) -> Iterator[str]:
     tuned = {**state.tuned, **by_key(state.again)}
     if all(recipe.key in tuned for recipe in EDGE):
         yield "# The edge: maxgain=1.5 on validation images, by seed"
-        lines = []
+        rows = []
         for run in (tuned[recipe.key] for recipe in EDGE):
             losses = [f"{run.history.train_loss[epoch - 1] or math.nan:.4f}" for epoch in (100, 140)]
-            accuracy, commit = percent(run.validation_accuracy), run.commit[:12] or "unknown"
-            lines.append((str(run.recipe.seed), accuracy, *losses, commit))
-        yield table(("seed", "validation accuracy", "training loss, epoch 100", "epoch 140", "commit"), lines)
+            rows.append((str(run.recipe.seed), percent(run.validation_accuracy), *losses, run.commit[:12] or "unknown"))
+        yield table(("seed", "validation accuracy", "training loss, epoch 100", "epoch 140", "commit"), rows)
 
 
 def in_numbers(state: State) -> Iterator[str]:

@@ -65,12 +65,12 @@ class State:
     @cached_property
     def tuning(self) -> dict[tuple[str, int], dict[float, Recipe]]:
         """The runs that choose a row's number by row and fold; seeds share one choice. A fold's seed is its number."""
-        one, found = self.experiment, {}
+        one, recipe, found = self.experiment, self.recipe, {}
         for unit in (TUNING_SEED,) if one.over == "seed" else one.units:
-            for row in one.rows if self.recipe else ():
-                if part := self.open_part(row):
-                    fold = unit if one.over == "fold" else self.recipe.fold
-                    base = replace(self.recipe, regulariser=row, seed=unit, fold=fold, train_on="train")
+            for row in one.rows if recipe else ():
+                if recipe and (part := self.open_part(row)):
+                    fold = unit if one.over == "fold" else recipe.fold
+                    base = replace(recipe, regulariser=row, seed=unit, fold=fold, train_on="train")
                     name = part.row.name
                     found[row, unit] = {value: at(base, {name: value}) for value in one.grid[name]}
         return found
@@ -155,7 +155,7 @@ def early_choice(runs: Mapping[float, Sequence[Result]]) -> float:
     losses: dict[float, float] = {}
     for gamma, results in runs.items():
         read = [result.history.train_loss[early_epoch(result.recipe) - 1] for result in results]
-        losses[gamma] = math.inf if None in read else float(np.mean(read))
+        losses[gamma] = float(np.mean([math.inf if loss is None else loss for loss in read]))
     return min(gamma for gamma, loss in losses.items() if loss <= TOLERANCE * min(losses.values()))
 
 
