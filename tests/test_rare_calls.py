@@ -169,6 +169,23 @@ def test_an_optimizer_that_is_attached_in_mid_cycle_measures_in_its_first_step()
                 assert constraint.scales[""] < 1
 
 
+def test_two_optimizers_that_are_attached_again_in_mid_cycle_measure_in_their_first_steps() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    optimizers = [torch.optim.SGD(layer.parameters(), 0.0) for layer in model]
+    constraint = MaxGain(model, 0.1, every=2)
+    for _ in range(2):
+        for optimizer in optimizers:
+            constraint.attach(optimizer)
+        for layer in model:
+            layer.weight.data.normal_()
+        for optimizer in optimizers:
+            model(torch.randn(8, 8)).sum().backward()
+            optimizer.step()
+            assert constraint.scales[str(optimizers.index(optimizer))] < 1
+        optimizers[1].step()  # so that one of them is about to measure, and the other is not
+        constraint.detach()
+
+
 def test_detaching_forgets_what_was_measured() -> None:
     model = nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.0)

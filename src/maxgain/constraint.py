@@ -355,7 +355,7 @@ class Constraint:
             buffer.resting[plan.own] = torch.threshold(buffer.resting[plan.own] - 1, -1, self.every - 1)
             return
         steps = -attached.steps % self.every  # until one that measures
-        if (steps > 0) != plan.slots.issubset(buffer.idle):
+        if not (buffer.idle.issuperset(plan.slots) if steps else buffer.idle.isdisjoint(plan.slots)):
             buffer.resting.index_fill_(0, plan.own, steps)
             buffer.idle = buffer.idle | plan.slots if steps else buffer.idle - plan.slots
 
