@@ -130,11 +130,6 @@ class Comparison:
         return _headline(self.contrasts, self.labels, self.plan.rope)
 
     @property
-    def method(self) -> str:
-        """How the rows were trained and scored, and the contrasts tested."""
-        return sentences.method(self.plan, self.score)
-
-    @property
     def notes(self) -> list[str]:
         """What is missing or could not be tested, and what a contrast's check and failed runs change."""
         plan, notes = self.plan, []
@@ -153,6 +148,11 @@ class Comparison:
         return notes + [f"{counted(self.left_out, 'result')} of other data left out."] * bool(self.left_out)
 
     @property
+    def method(self) -> str:
+        """How the rows were trained and scored, and the contrasts tested."""
+        return sentences.method(self.plan, self.score)
+
+    @property
     def caption(self) -> str:
         """What the table is of."""
         against = f"; difference against {self.baseline} in points" if self.baseline else ""
@@ -162,6 +162,7 @@ class Comparison:
     def table(self) -> list[tuple[str, ...]]:
         """Texts by `HEADS`: a line per row with its contrast, or where baselines differ a line per contrast below."""
         lines: list[tuple[str, ...]] = []
+        baseline = self.baseline
         for row in self.rows:
             runs = str(row.done) if row.done == row.planned else f"{row.done} of {row.planned}"
             start, tests = (row.label, percent(row.mean, row.standard_error), runs), []
@@ -171,7 +172,7 @@ class Comparison:
                     text = points(test.mean) if test else "–"
                     text += f" ({reach(test.interval)})" if test and test.interval else ""
                     tests.append((f"  against {one.second}", text, p_value(test.p_holm if test else None), one.verdict))
-            if self.baseline and tests:
+            if baseline and tests:
                 lines.append((*start, *tests[0][1:]))
             else:
                 lines += [(*start, "", "", ""), *((name, "", "", *texts) for name, *texts in tests)]
@@ -211,7 +212,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the results, in the types of JSON."""
-        names = ("plan", "score", "rows", "contrasts", "chance", "title", "method", "notes")
+        names = ("plan", "score", "rows", "contrasts", "chance", "title", "notes", "method")
         return {name: _files.to_builtins(getattr(self, name)) for name in names}
 
 

@@ -37,9 +37,9 @@ Drawn = tuple[str, Sequence[Figure | None]]
 class Table:
     """Texts in columns; the first names the row."""
 
+    caption: str
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
-    caption: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,6 @@ def _comparison(comparison: Comparison, place: str) -> Section:
     adds = [pair for pair in pairs if "maxgain" in pair[1] and "maxgain" not in pair[0]]
     gains = {row: [run for run in comparison.results[row] if run.gains] for row in [*adds, *pairs, plan.rows[:1]][0]}
     measured = {labels[row]: runs[0] for row, runs in gains.items() if runs}
-    scores = [(str(unit), *(percent(row.scores.get(unit)) for row in comparison.rows)) for unit in plan.units]
     chosen = [
         (str(unit), *(" ".join(map("{:g}".format, row.get(unit, {}).values())) for row in plan.numbers.values()))
         for unit in (plan.units if plan.numbers else ())
@@ -129,16 +128,20 @@ def _comparison(comparison: Comparison, place: str) -> Section:
         title=comparison.title,
         place=place,
         notes=comparison.notes,
-        table=Table(HEADS, comparison.table(), comparison.caption),
+        table=Table(comparison.caption, HEADS, comparison.table()),
         figures=[
             ("Differences", [figures.forest(comparison)]),
             *_figures(measured, {labels[row]: runs for row, runs in comparison.results.items() if runs}),
         ],
         method=comparison.method,
         details=[
-            Table((plan.over, *labels.values()), scores, f"{comparison.score.capitalize()} accuracy by {plan.over}, %"),
-            Table((plan.over, *plan.numbers), chosen, "Chosen numbers"),
-            Table(("contrast", "points"), sampling, "Standard error from the sampling of test images alone"),
+            Table(
+                f"{comparison.score.capitalize()} accuracy by {plan.over}, %",
+                (plan.over, *labels.values()),
+                [(str(unit), *(percent(row.scores.get(unit)) for row in comparison.rows)) for unit in plan.units],
+            ),
+            Table("Chosen numbers", (plan.over, *plan.numbers), chosen),
+            Table("Standard error from the sampling of test images alone", ("contrast", "points"), sampling),
             *_details([*(run for runs in comparison.results.values() for run in runs), *comparison.failed]),
         ],
     )
@@ -209,7 +212,7 @@ def _scores(results: Sequence[Result]) -> Table:
         columns[f"{part} loss, nats"] = ["–" if loss is None else f"{loss:.4f}" for loss in losses]
     known = {head: texts for head, texts in columns.items() if {*texts} - {"–"}}
     rows = list(zip((result.recipe.title for result in finished), *known.values(), strict=True))
-    return Table(("run", *known), rows, "Scores")
+    return Table("Scores", ("run", *known), rows)
 
 
 def _details(results: Sequence[Result]) -> list[Table]:
@@ -224,9 +227,9 @@ def _details(results: Sequence[Result]) -> list[Table]:
         for result in results
     )
     return [
-        Table(("setting", "value"), settings, "Settings"),
-        Table(("run", "fault", "error"), failed, counted(len(failed), "failed run")),
-        Table(("runs", "made with"), [(str(count), text) for text, count in origins.items()], "How the runs were made"),
+        Table("Settings", ("setting", "value"), settings),
+        Table(counted(len(failed), "failed run"), ("run", "fault", "error"), failed),
+        Table("How the runs were made", ("runs", "made with"), [(str(count), text) for text, count in origins.items()]),
     ]
 
 
