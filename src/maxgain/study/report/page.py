@@ -117,6 +117,7 @@ def _comparison(comparison: Comparison, place: str) -> Section:
     adds = [pair for pair in pairs if "maxgain" in pair[1] and "maxgain" not in pair[0]]
     gains = {row: [run for run in comparison.results[row] if run.gains] for row in [*adds, *pairs, plan.rows[:1]][0]}
     measured = {labels[row]: runs[0] for row, runs in gains.items() if runs}
+    drawn = _figures(measured, {labels[row]: runs for row, runs in comparison.results.items() if runs})
     chosen = [
         (str(unit), *(" ".join(map("{:g}".format, row.get(unit, {}).values())) for row in plan.numbers.values()))
         for unit in (plan.units if plan.numbers else ())
@@ -129,10 +130,7 @@ def _comparison(comparison: Comparison, place: str) -> Section:
         place=place,
         notes=comparison.notes,
         table=Table(comparison.caption, HEADS, comparison.table()),
-        figures=[
-            ("Differences", [figures.forest(comparison)]),
-            *_figures(measured, {labels[row]: runs for row, runs in comparison.results.items() if runs}),
-        ],
+        figures=[("Differences", [figures.forest(comparison)]), *drawn],
         method=comparison.method,
         details=[
             Table(
