@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import maxgain
 from explicit import same_bits
@@ -23,7 +22,7 @@ from maxgain.constraint import Constraint
 from maxgain.errors import AttachError, BoundError, PatternError, UnsupportedLayerError
 from maxgain.functional import project_
 from maxgain.weights import MaxNorm, WeightClip
-from nets import compiling, conv_net, frozen_sgd, hooks, images, sgd, train, values
+from nets import conv_net, frozen_sgd, hooks, images, sgd, train, values
 
 Make = Callable[..., Constraint]
 # The bound is one that binds on the network below from its first step on.
@@ -145,9 +144,13 @@ def test_promise_08_a_tied_weight_is_divided_once(make: Make, bound: float) -> N
     constraint = make(model, {"0": bound, "2": bound / 4})
     model(torch.randn(8, 6))
     constraint.step()
-    assert constraint.scales["0"] == constraint.scales["2"] < 1
+    largest, factor = constraint.gains["0"], constraint.scales["0"]
+    assert constraint.gains["2"] == largest
+    assert constraint.scales["2"] == factor == pytest.approx(bound / 4 / largest, rel=1e-3), (
+        "the smallest of its bounds"
+    )
     ratio = model[0].weight / before
-    assert ratio.min().item() == pytest.approx(constraint.scales["0"], rel=1e-4), "by the largest excess, and not twice"
+    assert ratio.min().item() == pytest.approx(factor, rel=1e-4), "and not twice"
 
 
 @each
@@ -194,23 +197,6 @@ def test_promise_12_a_model_may_have_or_change_to_another_dtype(make: Make, boun
     model.to(torch.float32)
     train(model, optimizer, [images(2)])
     assert all(math.isfinite(gain) for gain in constraint.gains.values())
-
-
-@each
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_promise_12_checkpointed_layers_train_as_plain_ones(make: Make, bound: float, use_reentrant: bool) -> None:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = conv_net()
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = checkpoint(self.net[0], x.requires_grad_(), use_reentrant=use_reentrant)
-            return self.net[1:](x)  # type: ignore[no-any-return]
-
-    model, plain = trained(make, bound, model=Checkpointed()), trained(make, bound)
-    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one, other)
 
 
 @each
@@ -349,20 +335,6 @@ def test_what_makes_no_sense_is_refused_by_name(make: Make, bound: float) -> Non
     for pattern in (5, [5], 0.5, nn.Linear):
         with pytest.raises(PatternError):
             make(model, bound, include=pattern)
-
-
-class TestCompiled:
-    pytestmark = compiling
-
-    @pytest.mark.parametrize("name", ["MaxGain", "Lipschitz, p = 2", "MaxNorm", "WeightClip"])
-    def test_promise_12_a_compiled_model_trains_as_the_plain_one(self, name: str) -> None:
-        make, bound = ROWS[name]
-        model, plain = conv_net(), trained(make, bound)
-        optimizer = sgd(model)
-        make(model, bound).attach(optimizer)
-        train(torch.compile(model, fullgraph=True, backend="eager"), optimizer, map(images, range(4)))
-        for one, other in zip(values(model), values(plain), strict=True):
-            torch.testing.assert_close(one, other)
 
 
 class Emulated:
