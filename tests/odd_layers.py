@@ -29,15 +29,6 @@ class Cosine(nn.Linear):
         return 16 * F.linear(F.normalize(input, dim=-1), F.normalize(self.weight, dim=-1), self.bias)
 
 
-class Demodulated(nn.Conv2d):
-    """As StyleGAN's: the weight is scaled by a style, and its norm divided out."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        weight = self.weight * 0.7
-        weight = weight * weight.square().sum((1, 2, 3), keepdim=True).add(1e-8).rsqrt()
-        return self._conv_forward(input, weight, self.bias)
-
-
 class Noisy(nn.Linear):
     """As NoisyLinear of Rainbow: noise of its own size is added to the weight."""
 
@@ -47,14 +38,6 @@ class Noisy(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         return F.linear(input, self.weight + self.sigma * torch.randn_like(self.sigma), self.bias)
-
-
-class FoldedBatchNorm(nn.Conv2d):
-    """As ConvBn of quantisation-aware training: normalised by the batch's own deviation."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        out = self._conv_forward(input, self.weight, None)
-        return out / out.std((0, 2, 3), keepdim=True) + self.bias.view(-1, 1, 1)  # type: ignore[union-attr]
 
 
 class Activated(nn.Linear):
@@ -79,8 +62,8 @@ class BiasInside(nn.Linear):
 
 
 WRONG = {
-    Standardised: (3, 4, 3), StandardisedInside: (3, 4, 3), Cosine: (6, 4), Demodulated: (3, 4, 3), Noisy: (6, 4),
-    FoldedBatchNorm: (3, 4, 3), Activated: (6, 4), Squared: (6, 4), BiasInside: (6, 4),
+    Standardised: (3, 4, 3), StandardisedInside: (3, 4, 3), Cosine: (6, 4), Noisy: (6, 4), Activated: (6, 4),
+    Squared: (6, 4), BiasInside: (6, 4),
 }  # fmt: skip
 
 # --- It has. ----------------------------------------------------------------------------------------------------------
@@ -98,13 +81,6 @@ class Scaled(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         return F.linear(input, self.weight / self.in_features**0.5, self.bias)
-
-
-class Masked(nn.Linear):
-    """As MADE's."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input, self.weight.tril(), self.bias)
 
 
 class InPlace(nn.Linear):
@@ -126,4 +102,4 @@ class Gated(nn.Linear):
         return gate * F.linear(input, self.weight) + self.bias
 
 
-RIGHT = {Same: (3, 4, 3), Scaled: (6, 4), Masked: (6, 4), InPlace: (6, 4), Gated: (6, 4)}
+RIGHT = {Same: (3, 4, 3), Scaled: (6, 4), InPlace: (6, 4), Gated: (6, 4)}

@@ -178,6 +178,7 @@ def layouts(device: str) -> dict[str, tuple[Part, int]]:
         "channels last under a permute": (Part(last.permute(0, 2, 3, 1), rows.contiguous() * 2, bias[:16]), 1),
         "Swin: windows of an image": (Part(windows, windows.contiguous() * 2, bias[:16]), 1),
         "Swin: rows at unequal distances": (Part(padded, padded[..., ::2], torch.randn(12, device=device)), 1),
+        "rows with gaps": (Part(wide[..., :32], wide[..., :10], bias[:10]), 1),
         "a matrix by columns": (Part(columns, columns * 2, torch.randn(40, device=device)), 1),
         "every third entry": (Part(wide[..., ::3], wide[..., 1::2], None), 1),
         "the same row for all": (Part(wide[:, :1].expand(2, 5, 37), wide, None), 1),
@@ -193,6 +194,7 @@ def layouts(device: str) -> dict[str, tuple[Part, int]]:
             Part(volumes.contiguous(memory_format=torch.channels_last_3d), volumes, bias[:4], None, 0.0, 4), 4),
         "signals": (Part(images[:, :, 0], outputs[:, :, 1], bias, None, 0.0, 2), 2),
         "instances of several rows": (Part(padded[0], padded[0].transpose(0, 1).contiguous().transpose(0, 1), bias), 2),
+        "images of which some channels were taken": (Part(images[:, :3], outputs[:, :2], bias[:2], None, 0.0, 3), 3),
         "a bias in several pieces": (Part(last, torch.randn_like(last)[:, :8], strided[:8], None, 0.0, 3), 3),
     }  # fmt: skip
 
@@ -234,30 +236,6 @@ def test_why_there_is_no_kernel_is_told():
 
 @each_p
 @each_kernel
-@pytest.mark.parametrize("gap", [0, 3, 16])
-def test_instances_may_lie_apart(p, device, how, gap):
-    """As the rows of a matrix do that a compiler has padded, or the images of which some channels were taken."""
-    torch.manual_seed(gap)
-    x, z = torch.randn(5, 7, 32 + gap, device=device)[..., :32], torch.randn(5, 7, 10 + gap, device=device)[..., :10]
-    images = torch.randn(4, 3 + gap, 6, 6, device=device)[:, :3]
-    large = torch.randn(2, 2 + gap, 190, 190, device=device)[:, :2]  # summed in parts
-    last = torch.randn(4, 6, 6, 3 + gap, device=device)[:2].as_strided((2, 3, 6, 6), (36 * (3 + gap), 1, 18, 3))
-    for part, dims in (
-        (Part(x, z, torch.randn(10, device=device), None, 0.0, 1), 1),
-        (Part(z, x, None, None, 0.0, 1), 1),
-        (Part(x[:, 0], z[:, 0], None, None, 0.0, 1), 1),
-        (Part(images, images[:, :2], torch.randn(2, device=device), None, 0.0, 3), 3),
-        (Part(images, None, torch.randn(3, device=device), torch.rand(3, device=device), 0.1, 3), 3),
-        (Part(large, large[:, :1], None, None, 0.0, 3), 3),
-        (Part(last, 2 * last.contiguous(), None, None, 0.0, 3), 3),
-        (Part(x[:1, :1].expand(5, 7, 32), z, None, None, 0.0, 1), 1),
-    ):
-        assert measured(part, dims, p, how)[0] == pytest.approx(max(in_double(part, dims, p)), rel=1e-5)
-        assert copies(part, dims, p) == (False, False, False)
-
-
-@each_p
-@each_kernel
 def test_tensors_may_begin_at_any_address(p, device, how):
     torch.manual_seed(0)
     memory = torch.randn(6 * 32 + 8, device=device).bfloat16()
@@ -268,61 +246,27 @@ def test_tensors_may_begin_at_any_address(p, device, how):
         assert measured(part, 1, p, how)[0] == pytest.approx(max(in_double(part, 1, p)), rel=1e-5)
 
 
-def test_a_tensor_at_an_odd_address_is_launched_by_triton_itself_and_the_others_directly(monkeypatch):
-    launched: list[str] = []
-
-    class Dispatched:
-        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-            return lambda *arguments, num_warps: launched.append("by Triton")
-
-    monkeypatch.setattr(measuring, "direct_launch", lambda compiled: lambda *all: launched.append("directly"))
-    kernel, x = measuring.Kernel(Dispatched(), (), 4), torch.zeros(3)
-    for pointers in (None, (0,), (0,), None, (0,)):
-        kernel(0, (1, 1, 1), (x,), pointers)
-    assert launched == ["by Triton", "by Triton", "directly", "by Triton", "directly"]
-
-
-@each_kernel
-def test_recording_keeps_the_largest_counts_what_is_not_finite_and_rests(device, how):
-    maxima, dropped, resting = buffers(2, device)
-    for gains in ([1.0, 3.0], [2.0, math.nan], [math.inf, 0.5]):
-        x = torch.ones(2, 4, device=device)
-        how(maxima, dropped, resting, 1, Part(x, x * x.new_tensor(gains)[:, None], None, None, 0.0, 1), 1, 2.0)
-    assert maxima.tolist() == [-1, 3]
-    assert dropped.tolist() == [0, 2]
-    resting.fill_(3)
-    how(maxima, dropped, resting, 0, Part(x, 9 * x, None, None, 0.0, 1), 1, 2.0)
-    how(maxima, dropped, resting, 1, Part(x, math.nan * x, None, None, 0.0, 1), 1, 2.0)
-    assert maxima.tolist() == [-1, 3]
-    assert dropped.tolist() == [0, 2]
-
-
 @each_p
 @each_kernel
-def test_no_finite_instance_is_not_zero_and_not_unmeasured(p, device, how):
-    maxima, dropped, resting = buffers(1, device)
-    x = torch.ones(3, 4, device=device)
-    how(maxima, dropped, resting, 0, Part(x, math.nan * x, None, None, 0.0, 1), 1, p)
-    assert maxima.tolist() == [NOT_FINITE]
-    assert dropped.tolist() == [3]
+@pytest.mark.parametrize("shape", [(4,), (5, 150, 150)])
+def test_recording_keeps_the_largest_counts_what_is_not_finite_and_rests(p, device, how, shape):
+    maxima, dropped, resting = buffers(3, device)
+    x, dims = torch.ones(2, *shape, device=device), len(shape)
 
+    def measure(slot: int, *gains: float) -> None:
+        z = x * x.new_tensor(gains).view(-1, *[1] * dims)
+        how(maxima, dropped, resting, slot, Part(x, z, None, None, 0.0, dims), dims, p)
 
-@each_kernel
-def test_large_images_rest_too(device, how):
-    maxima, dropped, resting = buffers(1, device)
-    resting.fill_(1)
-    x = torch.ones(1, 5, 150, 150, device=device)
-    how(maxima, dropped, resting, 0, Part(x, x, None, None, 0.0, 3), 3, 2.0)
-    assert maxima.tolist() == [-1]
-
-
-def test_shapes_that_never_repeat_do_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr(measuring, "MAX_PLANS", 2)
-    monkeypatch.setattr(measuring, "_plans", {})
-    for rows in range(1, 6):
-        x = torch.ones(rows, 4)
-        assert measuring.measure(*buffers(1), 0, *Part(x, 3 * x), 1, 2.0)
-    assert len(measuring._plans) == 2
+    for gains in ([1.0, 3.0], [2.0, math.nan], [math.inf, 0.5]):
+        measure(1, *gains)
+    measure(2, math.nan, math.inf)
+    assert maxima.tolist() == [-1, pytest.approx(3), NOT_FINITE], "which is neither zero nor unmeasured"
+    assert dropped.tolist() == [0, 2, 2]
+    before, resting[:] = maxima.tolist(), 3
+    measure(0, 9.0, 9.0)
+    measure(1, math.nan, 9.0)
+    assert maxima.tolist() == before
+    assert dropped.tolist() == [0, 2, 2]
 
 
 def test_a_layer_that_no_kernel_measures_is_reported_with_the_reason():
