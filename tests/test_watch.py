@@ -13,7 +13,6 @@ from maxgain import Lipschitz, MaxGain, watch
 from maxgain.errors import MaxGainError, MeasurementWarning
 from maxgain.integrations.callback import GainCallback
 from maxgain.watching import Watch
-from torchrun import torchrun
 
 INF = float("inf")
 
@@ -289,12 +288,6 @@ def test_a_jump_names_its_layer_and_may_stop_the_run():
     assert alarm.times > 5
 
 
-def test_slow_growth_names_its_layer():
-    model, heard = net(), []
-    fit(model, watch(model, every=1, warmup=0, on_alarm=heard.append), 100, spoil=grow(model[2], 1.03))
-    assert (heard[0].kind, heard[0].layer) == ("growth", "2")
-
-
 @pytest.mark.filterwarnings("ignore:.*that are not finite")  # the constraint itself says so, too
 def test_what_is_not_finite_is_an_alarm_even_between_logged_steps_and_in_warm_up():
     model, heard = net(), []
@@ -415,41 +408,3 @@ def test_compiled_forwards_refuse_a_mask():
     forward(batches()[0])
     with pytest.raises(MaxGainError, match="compiled"):
         watching.log(0)
-
-
-# Several ranks.
-
-ON_TWO_RANKS = """
-import sys, warnings, torch
-from torch import distributed, nn
-from maxgain import watch
-
-warnings.simplefilter("ignore")
-distributed.init_process_group("gloo")
-rank = distributed.get_rank()
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-torch.manual_seed(1 + rank)
-heard, written = [], []
-watching = watch(model, every=2, to=lambda numbers, step: written.append(numbers["gain/worst"]), on_alarm=heard.append)
-for step in range(6):
-    x = torch.randn(16, 4)
-    if step == 2 and rank == 1:
-        x[3] = torch.nan
-    model(x).sum().backward()
-    watching.log(step)
-with open(f"{sys.argv[1]}/{rank}", "w") as file:
-    print(written, *heard, file=file)
-distributed.barrier()
-distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-def test_two_ranks_log_the_same_and_hear_the_same_alarm(tmp_path):
-    (tmp_path / "train.py").write_text(ON_TWO_RANKS, encoding="utf-8")
-    complaint = torchrun(2, tmp_path / "train.py", tmp_path)
-    assert {"0", "1"} <= {path.name for path in tmp_path.iterdir()}, complaint
-    one, other = ((tmp_path / rank).read_text(encoding="utf-8") for rank in "01")
-    assert one == other
-    assert "step 2: layer '0' has inputs or outputs that are not finite; also '2'." in one
