@@ -13,7 +13,6 @@ from unittest.mock import MagicMock, patch
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
@@ -435,17 +434,3 @@ def test_promise_11_every_layer_of_a_model_is_right_or_named(name: str) -> None:
     assert len(said) == bool(expected), said
     assert not expected or re.search(expected, said[0])
     assert len(constraint.gains) > 1
-
-
-def test_attention_by_hand_uses_the_weights_of_its_own_layers() -> None:
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 4).permute(2, 0, 3, 1, 4)
-            return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
-
-    _, said = step_once(Attention(), (torch.randn(2, 5, 8),))
-    assert said == []

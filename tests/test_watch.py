@@ -77,16 +77,6 @@ def test_the_largest_of_accumulated_batches_counts():
     assert kept[-1][1]["gain/worst"] == max(singly)
 
 
-def test_compiled_steps_show_the_same():
-    eager, compiled, kept, other = net(), net(), Kept(), Kept()
-    fit(eager, watch(eager, every=2, to=kept), steps=5)
-    forward = torch.compile(compiled, fullgraph=True, backend="aot_eager")
-    fit(compiled, watch(compiled, every=2, to=other), steps=5, forward=forward)
-    assert [step for step, _ in other] == [0, 2, 4]
-    for (_, one), (_, two) in zip(kept, other, strict=True):
-        assert two == pytest.approx(one, rel=1e-5)
-
-
 def on_a_gpu(is_captured):
     """What is logged of nine steps, the last six of which may be replays."""
     stream, kept = torch.cuda.Stream(), Kept()

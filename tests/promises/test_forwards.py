@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 from torch.optim.swa_utils import update_bn
 
@@ -51,24 +51,6 @@ def test_promise_05_what_happens_to_an_output_in_place_does_not_matter(spoil: An
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
         spoil(layer(x))
     x.zero_()
-    constraint.step()
-    assert constraint.gains[""] == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("is_older", [True, False])
-def test_promise_05_another_hook_that_replaces_the_output_is_not_measured(is_older: bool) -> None:
-    layer, x = nn.Linear(6, 4), rows()
-    expected = largest_gain(F.linear(x, layer.weight), x)
-
-    def triple(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        return 3 * output
-
-    if is_older:
-        layer.register_forward_hook(triple)
-    constraint = MaxGain(layer, math.inf)
-    if not is_older:
-        layer.register_forward_hook(triple)
-    layer(x)
     constraint.step()
     assert constraint.gains[""] == pytest.approx(expected, rel=1e-5)
 
@@ -203,14 +185,6 @@ def test_promise_07_a_batch_without_a_finite_instance_divides_nothing_and_is_not
         constraint.step()
     assert all(math.isnan(gain) for gain in constraint.gains.values())
     assert same_bits([p.detach() for p in model.parameters()], before)
-
-
-def test_promise_07_zeros_have_no_gain() -> None:
-    model = nn.Linear(6, 3)
-    constraint = MaxGain(model, 1e-3)
-    model(torch.zeros(4, 6))
-    constraint.step()
-    assert constraint.gains == {"": 0.0}
 
 
 def test_layers_may_be_called_by_keyword() -> None:
