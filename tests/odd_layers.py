@@ -1,5 +1,7 @@
 """Layers with forwards of their own: linear in their weights, or not."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -103,3 +105,52 @@ class Gated(nn.Linear):
 
 
 RIGHT = {Same: (3, 4, 3), Scaled: (6, 4), InPlace: (6, 4), Gated: (6, 4)}
+
+# --- Others -----------------------------------------------------------------------------------------------------------
+
+
+class GatedByInput(nn.Linear):
+    """It cannot be run on its input alone."""
+
+    def forward(self, input: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]
+        return gate * F.linear(input, self.weight)
+
+
+class Calling(nn.Sequential):
+    """Calls it."""
+
+    def __init__(self) -> None:
+        super().__init__(GatedByInput(5, 5, bias=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self[0](x, gate=x)
+        return out
+
+
+class Router(nn.Linear):
+    """As routers of some transformers: its Wx is a part of what it returns."""
+
+    def forward(self, input: Tensor) -> Any:
+        scores = super().forward(input)
+        return scores.topk(1).indices, scores
+
+
+class Routed(nn.Sequential):
+    """Takes the scores of one."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(Router(*sizes))
+
+    def forward(self, x: Tensor) -> Any:
+        return self[0](x)[1]
+
+
+class Scale(nn.Module):
+    """A type of one's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.full((3,), 4.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor

@@ -109,50 +109,26 @@ def dense(draw, make):
 
 
 @st.composite
-def convolutions(draw, n):
-    groups = draw(ints(1, 3))
+def convolutions(draw, n, is_transposed=False):
+    groups, bias = draw(ints(1, 3)), draw(st.booleans())
+    channels = groups * draw(ints(1, 2)), groups * draw(ints(1, 2))
     kernel, dilation, stride = (draw(st.tuples(*[ints(1, 3)] * n)) for _ in range(3))
-    padding = draw(st.tuples(*[ints(0, 2)] * n) | st.sampled_from(["same", "valid"]))
-    if padding == "same":
-        stride = (1,) * n
-        both_sides = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-    else:
-        both_sides = [0] * n if padding == "valid" else [2 * side for side in padding]
-    # Large enough for one output, and for what reflecting and wrapping around can take from the other side.
-    least = [max(d * (k - 1) + 1 - q, (q + 1) // 2 + 1) for d, k, q in zip(dilation, kernel, both_sides, strict=True)]
-    layer = getattr(nn, f"Conv{n}d")(
-        groups * draw(ints(1, 2)),
-        groups * draw(ints(1, 2)),
-        kernel,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        bias=draw(st.booleans()),
-        padding_mode=draw(st.sampled_from(["zeros", "reflect", "replicate", "circular"])),
-    )
-    size = [draw(ints(low, low + 2)) for low in least]
-    return layer, (*draw(batches), layer.in_channels, *size), 1 + n
-
-
-@st.composite
-def transposed_convolutions(draw, n):
-    groups = draw(ints(1, 3))
-    kernel, dilation, stride = (draw(st.tuples(*[ints(1, 3)] * n)) for _ in range(3))
-    layer = getattr(nn, f"ConvTranspose{n}d")(
-        groups * draw(ints(1, 2)),
-        groups * draw(ints(1, 2)),
-        kernel,
-        stride=stride,
+    reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    if is_transposed:
         # The most padding that leaves an output, and the most output padding that torch takes.
-        padding=tuple(draw(ints(0, d * (k - 1) // 2)) for d, k in zip(dilation, kernel, strict=True)),
-        output_padding=tuple(draw(ints(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True)),
-        dilation=dilation,
-        groups=groups,
-        bias=draw(st.booleans()),
-    )
-    size = [draw(ints(1, 3)) for _ in range(n)]
-    return layer, (*draw(batches), layer.in_channels, *size), 1 + n
+        padding = tuple(draw(ints(0, side // 2)) for side in reach)
+        more = {"output_padding": tuple(draw(ints(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True))}
+        least, make = [1] * n, getattr(nn, f"ConvTranspose{n}d")
+    else:
+        padding = draw(st.tuples(*[ints(0, 2)] * n) | st.sampled_from(["same", "valid"]))
+        both_sides = [0] * n if padding == "valid" else reach if padding == "same" else [2 * side for side in padding]
+        stride = (1,) * n if padding == "same" else stride
+        # Large enough for one output, and for what reflecting and wrapping around can take from the other side.
+        least = [max(r + 1 - q, (q + 1) // 2 + 1) for r, q in zip(reach, both_sides, strict=True)]
+        more = {"padding_mode": draw(st.sampled_from(["zeros", "reflect", "replicate", "circular"]))}
+        make = getattr(nn, f"Conv{n}d")
+    layer = make(*channels, kernel, stride, padding, dilation=dilation, groups=groups, bias=bias, **more)
+    return layer, (*draw(batches), layer.in_channels, *[draw(ints(low, low + 2)) for low in least]), 1 + n
 
 
 @st.composite
@@ -206,9 +182,9 @@ ORACLES = {
     nn.Conv1d: (convolutions(1), pushed),
     nn.Conv2d: (convolutions(2), pushed),
     nn.Conv3d: (convolutions(3), pushed),
-    nn.ConvTranspose1d: (transposed_convolutions(1), pushed),
-    nn.ConvTranspose2d: (transposed_convolutions(2), pushed),
-    nn.ConvTranspose3d: (transposed_convolutions(3), pushed),
+    nn.ConvTranspose1d: (convolutions(1, True), pushed),
+    nn.ConvTranspose2d: (convolutions(2, True), pushed),
+    nn.ConvTranspose3d: (convolutions(3, True), pushed),
     nn.modules.batchnorm._BatchNorm: (batch_norms(), batch_norm),
     nn.LayerNorm: (normalisations(nn.LayerNorm), layer_norm),
     nn.RMSNorm: (normalisations(rms_norm_of), rms_norm),

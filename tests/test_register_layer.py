@@ -10,28 +10,12 @@ from explicit import largest_gain
 from maxgain import Lipschitz, MaxGain, register_layer
 from maxgain.errors import MeasurementWarning, NothingToConstrainError, UnsupportedLayerError
 from nets import compiling, frozen_sgd
-
-
-class Scale(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = nn.Parameter(torch.full((3,), 4.0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.factor
+from odd_layers import Router, Scale
 
 
 class Shifted(Scale):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + 100
-
-
-class Router(nn.Linear):
-    """As routers of some transformers: its Wx is a part of what it returns."""
-
-    def forward(self, x: Tensor) -> Any:
-        scores = super().forward(x)
-        return scores.topk(1).indices, scores
 
 
 def step(model: nn.Module, constraint: Any, x: Tensor, run: Any = None) -> None:

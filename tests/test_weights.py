@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from maxgain import register_layer
 from maxgain.errors import NothingToConstrainError
 from maxgain.weights import MaxNorm, WeightClip
+from odd_layers import Scale
 
 each = pytest.mark.parametrize("make", [MaxNorm, WeightClip])
 LAYERS: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -77,20 +78,12 @@ def test_normalisation_layers_have_no_units() -> None:
         MaxNorm(nn.BatchNorm1d(2))
 
 
-class Scale(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = nn.Parameter(torch.tensor([1.0, -4.0]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.factor
-
-
 def test_a_registered_type_has_its_units_along_the_first_dimension() -> None:
     register_layer(Scale, dims=1, weight="factor")
     layer = Scale()
+    layer.factor.data[0] = -1.0
     MaxNorm(layer, 2.0).step()
-    assert layer.factor.tolist() == [1.0, -2.0]
+    assert layer.factor.tolist() == [-1.0, 2.0, 2.0]
 
 
 def test_clipping_is_what_clamp_does() -> None:

@@ -13,7 +13,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from explicit import same_bits
 from maxgain import operator_norms, register_layer
 from maxgain.errors import MaxGainError, NormError, UnsupportedLayerError
-from odd_layers import Same
+from odd_layers import Calling, Same
 
 PS = [1, 2, math.inf]
 
@@ -81,19 +81,6 @@ class DoubledRow(nn.Linear):
 class Squares(Differences):
     def forward(self, x: Tensor) -> Tensor:
         return self.factor * x.square()
-
-
-class Gated(nn.Linear):
-    def forward(self, input: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]
-        return gate * nn.functional.linear(input, self.weight)
-
-
-class Calling(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(Gated(5, 5))
-
-    def forward(self, x: Tensor) -> Any:
-        return self[0](x, gate=x)
 
 
 def test_a_forward_of_ones_own_is_measured_by_what_it_does_and_refused_where_that_is_not_linear() -> None:

@@ -73,8 +73,7 @@ def assert_same(
     assert any(scale < 1 for scale in reference[1].scales.values())
     assert constraint.gains == pytest.approx(reference[1].gains, rel=rtol)
     assert constraint.scales == pytest.approx(reference[1].scales, rel=rtol)
-    for one, other in zip(model.parameters(), reference[0].parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=rtol, atol=rtol * 0.1)
+    torch.testing.assert_close([*model.parameters()], [*reference[0].parameters()], rtol=rtol, atol=rtol * 0.1)
 
 
 def test_promise_12_a_gpu_measures_what_the_cpu_measures() -> None:
@@ -265,8 +264,7 @@ def test_norms_that_are_replayed_are_those_that_are_computed(p: float, monkeypat
     assert any(scale < 1 for scale in scales.values())
     assert gains == pytest.approx(other_gains, rel=1e-4)
     assert scales == pytest.approx(other_scales, rel=1e-4)
-    for one, other in zip(weights, other_weights, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(weights, other_weights, rtol=1e-3, atol=1e-5)
 
 
 def test_promise_12_compiled_steps_measure_batches_of_every_size() -> None:
