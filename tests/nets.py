@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from maxgain import MaxGain
+
 compiling = [
     pytest.mark.usefixtures("nothing_compiled"),
     # What torch says to itself while it compiles.
@@ -55,6 +57,12 @@ def frozen_sgd(model: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=0.0)
 
 
+def training(model: Any, gamma: Any = 0.5, lr: float = 0.05, **options: Any) -> tuple[MaxGain, torch.optim.SGD]:
+    """A constraint that is attached to SGD; with a learning rate of 0 what a step changes is the projection's doing."""
+    optimizer = sgd(model, lr)
+    return MaxGain(model, gamma, **options).attach(optimizer), optimizer
+
+
 def train(
     model: Callable[[Tensor], Tensor],
     optimizer: torch.optim.Optimizer,
@@ -78,3 +86,12 @@ def values(model: nn.Module) -> list[Tensor]:
 def hooks(model: nn.Module) -> int:
     """How many forward hooks a model has."""
     return sum(len(module._forward_hooks) for module in model.modules())
+
+
+class StopError(Exception):
+    """What ``stop`` raises."""
+
+
+def stop(alarm: Any) -> None:
+    """Stop a run at an alarm."""
+    raise StopError(alarm)

@@ -19,7 +19,7 @@ from torch.nn.utils import prune
 from maxgain import MaxGain, watch
 from maxgain.errors import MeasurementWarning
 from maxgain.weights import WeightClip
-from nets import conv_net, images, mlp, rows, sgd, train
+from nets import conv_net, images, mlp, rows, sgd, train, training
 
 STEPS = 20
 
@@ -32,11 +32,6 @@ def messages(action: Callable[[], Any]) -> list[str]:
     assert all(one.category is MeasurementWarning for one in caught), [str(one.message) for one in caught]
     assert {Path(one.filename).name for one in caught} <= {"test_checks.py", "nets.py"}
     return [str(one.message) for one in caught]
-
-
-def training(model: nn.Module, gamma: Any = 0.5, optimizer: Any = None, **options: Any) -> Any:
-    optimizer = optimizer or sgd(model)
-    return MaxGain(model, gamma, **options).attach(optimizer), optimizer
 
 
 def run(model: Callable[[Tensor], Tensor], optimizer: Any, steps: int = STEPS, batch: Any = rows) -> None:
@@ -72,7 +67,7 @@ def forgotten_attach() -> None:
 
 def replaced_optimizer() -> None:
     model = mlp()
-    training(model, optimizer=torch.optim.Adam(model.parameters(), lr=1e-3))
+    MaxGain(model, 0.5).attach(torch.optim.Adam(model.parameters(), lr=1e-3))
     run(model, sgd(model))
 
 
@@ -89,7 +84,7 @@ def head_replaced_after_the_optimizer() -> None:
     model = mlp()
     optimizer = sgd(model)
     model[2] = nn.Linear(8, 3)
-    training(model, optimizer=optimizer)
+    MaxGain(model, 0.5).attach(optimizer)
     run(model, optimizer)
 
 
@@ -124,7 +119,8 @@ def discriminator_in_evaluation_mode() -> None:
 
 def gamma_far_too_small() -> None:
     model = mlp()
-    _, optimizer = training(model, 0.02, torch.optim.Adam(model.parameters(), lr=0.01))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    MaxGain(model, 0.02).attach(optimizer)
     for step in range(70):
         F.mse_loss(model(rows(step, 32)), rows(step, 32)[:, :3]).backward()
         optimizer.step()
@@ -224,8 +220,7 @@ def test_promise_10_ordinary_training_is_not_warned_of(forward: Any, options: An
     def action() -> None:
         torch.manual_seed(0)
         model = mlp()
-        optimizer = sgd(model)
-        constraint = MaxGain(model, **{"gamma": 0.5, **options}).attach(optimizer)
+        constraint, optimizer = training(model, **{"gamma": 0.5, **options})
         run(lambda x: forward(model, x), optimizer)
         model.eval()
         model(rows())
@@ -283,7 +278,7 @@ def test_an_optimizer_for_each_parameter_is_right_and_silent() -> None:
     model, plain = mlp(), mlp()
     constraint = MaxGain(model, 0.2)
     for parameter in model.parameters():
-        own = torch.optim.SGD([parameter], lr=0.1)
+        own = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
         constraint.attach(own)
 
         def step(p: Tensor, own: Any = own) -> None:
@@ -291,8 +286,7 @@ def test_an_optimizer_for_each_parameter_is_right_and_silent() -> None:
             own.zero_grad()
 
         parameter.register_post_accumulate_grad_hook(step)
-    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
-    MaxGain(plain, 0.2).attach(optimizer)
+    _, optimizer = training(plain, 0.2, lr=0.1)
     for number in range(5):
         assert messages(lambda number=number: model(rows(number)).square().mean().backward()) == []
         train(plain, optimizer, [rows(number)])

@@ -19,7 +19,7 @@ from torch.nn.utils import parametrizations, prune
 from explicit import same_bits
 from maxgain import MaxGain
 from maxgain.errors import MeasurementWarning, NothingToConstrainError, PatternError, UnsupportedLayerError
-from nets import compiling, frozen_sgd, mlp, rows, sgd, train, values
+from nets import compiling, frozen_sgd, mlp, rows, sgd, train, training, values
 from odd_layers import RIGHT, WRONG, Cosine, Scaled, Standardised
 
 GAMMA = 1e-3
@@ -104,8 +104,8 @@ def test_promise_11_a_layer_whose_weight_does_not_scale_its_output_is_left_out(l
     _, said = step_once(model, (x,), exclude="1")
     assert said == []
     model, x = network(layer_type, WRONG[layer_type])
-    optimizer = frozen_sgd(model)
-    constraint = MaxGain(model, GAMMA, exclude=["1.sigma"] if hasattr(model[1], "sigma") else ()).attach(optimizer)
+    exclude = ["1.sigma"] if hasattr(model[1], "sigma") else ()
+    constraint, optimizer = training(model, GAMMA, lr=0.0, exclude=exclude)
     model(x).sum().backward()
     with pytest.warns(MeasurementWarning, match="'1' .*halv|'1' .*its bias") as caught:
         optimizer.step()
@@ -146,8 +146,7 @@ def test_promise_11_zero_shows_nothing_so_the_next_batch_is_tried() -> None:
             return self.gain * super().forward(input)
 
     model, x = network(SkipInit, (3, 4, 3))
-    optimizer = frozen_sgd(model)
-    constraint = MaxGain(model, GAMMA).attach(optimizer)
+    constraint, optimizer = training(model, GAMMA, lr=0.0)
     train(model, optimizer, [x])
     assert constraint.gains["1"] == 0
     model[1].gain.data.fill_(1.0)
@@ -157,8 +156,7 @@ def test_promise_11_zero_shows_nothing_so_the_next_batch_is_tried() -> None:
 
 def test_promise_11_all_that_fail_are_named_in_one_warning_and_training_goes_on() -> None:
     model = nn.Sequential(*[Cosine(6, 6) for _ in range(9)])
-    optimizer = sgd(model)
-    constraint = MaxGain(model, GAMMA).attach(optimizer)
+    constraint, optimizer = training(model, GAMMA)
     with pytest.warns(MeasurementWarning, match="'5' and 3 more") as caught:
         train(model, optimizer, map(rows, range(3)))
     assert len(caught) == 1
@@ -172,8 +170,7 @@ class TestCompiled:
     @pytest.mark.parametrize("layer_type", [Standardised, Cosine])
     def test_promise_11_compiled_forwards_are_tried_too(self, layer_type: Any) -> None:
         model, x = network(layer_type, WRONG[layer_type])
-        optimizer = frozen_sgd(model)
-        constraint = MaxGain(model, GAMMA).attach(optimizer)
+        constraint, optimizer = training(model, GAMMA, lr=0.0)
         before = values(model[1])
         compiled = torch.compile(model, backend="eager", fullgraph=True)
         compiled(x).sum().backward()
@@ -195,15 +192,13 @@ class TestCompiled:
 
         for wrap in (lambda model: model, lambda model: torch.compile(model, backend="eager", fullgraph=True)):
             model = Routed(nn.Linear(6, 4), Router(4, 2))
-            optimizer = frozen_sgd(model)
-            MaxGain(model, GAMMA).attach(optimizer)
+            _, optimizer = training(model, GAMMA, lr=0.0)
             with pytest.warns(MeasurementWarning, match="'1' .its output is not one tensor"):
                 train(wrap(model), optimizer, [rows()])
 
     def test_promise_11_a_compiled_linear_forward_is_bounded(self) -> None:
         model, x = network(Scaled, (6, 4))
-        optimizer = frozen_sgd(model)
-        constraint = MaxGain(model, GAMMA).attach(optimizer)
+        constraint, optimizer = training(model, GAMMA, lr=0.0)
         train(torch.compile(model, backend="eager", fullgraph=True), optimizer, [x])
         assert constraint.scales["1"] < 1
 
@@ -302,8 +297,7 @@ def test_parts_of_convolutions_are_blocks_of_channels(layer: Any) -> None:
 
 def test_parts_that_fail_are_left_out_without_another_word() -> None:
     model = nn.Sequential(nn.Linear(6, 6), Cosine(6, 6))
-    optimizer = sgd(model)
-    MaxGain(model, 0.1, parts={"1": "ab"}).attach(optimizer)
+    _, optimizer = training(model, 0.1, parts={"1": "ab"})
     with pytest.warns(MeasurementWarning) as caught:
         train(model, optimizer, map(rows, range(4)))
     assert len(caught) == 1

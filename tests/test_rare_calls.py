@@ -16,6 +16,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from maxgain import MaxGain
 from maxgain.errors import MeasurementWarning
+from nets import training
 
 
 def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -55,8 +56,7 @@ class TakesTimeFirst(nn.Linear):
 
 def test_a_first_argument_that_is_not_multiplied() -> None:
     layer = TakesTimeFirst(8, 8)
-    optimizer = torch.optim.SGD(layer.parameters(), 0.0)
-    MaxGain(layer, 1e-3).attach(optimizer)
+    _, optimizer = training(layer, 1e-3, lr=0.0)
     before = layer.weight.clone()
     layer(torch.rand(16, 1), torch.randn(16, 8)).sum().backward()
     with pytest.warns(MeasurementWarning, match="first argument"):
@@ -72,8 +72,7 @@ class TestEagerAndCompiled:
 
     def test_an_empty_batch_has_no_gain(self, wrap: Callable[..., Callable[..., Tensor]]) -> None:
         model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        constraint = MaxGain(model, 1.0).attach(optimizer)
+        constraint, optimizer = training(model, 1.0, lr=0.1)
 
         def chosen(x: Tensor) -> Tensor:
             return model[1](model[0](x)[x[:, 0] > 0])
@@ -93,8 +92,7 @@ class TestEagerAndCompiled:
     def test_nested_sequences(self, wrap: Callable[..., Callable[..., Tensor]], layout: Any, bias: bool) -> None:
         rows = [torch.randn(3, 8), torch.randn(5, 8)]
         layer = nn.Linear(8, 4, bias)
-        optimizer = torch.optim.SGD(layer.parameters(), 0.0)
-        constraint = MaxGain(layer, math.inf).attach(optimizer)
+        constraint, optimizer = training(layer, math.inf, lr=0.0)
         call = wrap(layer) if layout == torch.jagged else layer  # torch compiles no nested tensors with strides
         call(torch.nested.nested_tensor(rows, layout=layout)).to_padded_tensor(0.0).sum().backward()
         optimizer.step()
@@ -107,8 +105,7 @@ class TestEagerAndCompiled:
         teacher = copy.deepcopy(model)
         for weight in teacher.parameters():
             weight.data.mul_(100)
-        optimizer = torch.optim.SGD(model.parameters(), 0.0)
-        constraint = MaxGain(model, 10.0).attach(optimizer)
+        constraint, optimizer = training(model, 10.0, lr=0.0)
         x = torch.randn(8, 8)
         ask = wrap(lambda x: functional_call(model, dict(teacher.named_parameters()), (x,)))
         (model(x) - ask(x).detach()).square().mean().backward()
@@ -118,8 +115,7 @@ class TestEagerAndCompiled:
 
 def test_every_weight_may_be_pruned_later_and_the_constraint_attached_again() -> None:
     model = nn.Linear(8, 4)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    constraint = MaxGain(model, 1e-3).attach(optimizer)
+    constraint, optimizer = training(model, 1e-3, lr=0.1)
     prune.l1_unstructured(model, "weight", 0.5)
     for is_again in (False, True):
         model(torch.randn(8, 8)).sum().backward()
@@ -137,8 +133,7 @@ def test_weights_that_are_made_of_other_tensors_have_gains_of_their_own() -> Non
         model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False), nn.Linear(8, 4, bias=False))
         for layer in model:
             layer.weight = nn.Parameter(wrap(layer.weight.detach()))
-        optimizer = torch.optim.SGD(model.parameters(), 0.0)
-        constraint = MaxGain(model, 0.1).attach(optimizer)
+        constraint, optimizer = training(model, 0.1, lr=0.0)
         model(wrap(torch.randn(8, 8))).sum().backward()
         optimizer.step()
         results.append(constraint.gains)
@@ -179,8 +174,7 @@ def test_two_optimizers_that_are_attached_again_in_mid_cycle_measure_in_their_fi
 
 def test_detaching_forgets_what_was_measured() -> None:
     model = nn.Linear(8, 4)
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    constraint = MaxGain(model, 2.0).attach(optimizer)
+    constraint, optimizer = training(model, 2.0, lr=0.0)
     good = copy.deepcopy(model.state_dict())
     model.weight.data.mul_(1000)
     model(torch.randn(8, 8))

@@ -13,6 +13,7 @@ from maxgain import Lipschitz, MaxGain, watch
 from maxgain.errors import MaxGainError, MeasurementWarning
 from maxgain.integrations.callback import GainCallback
 from maxgain.watching import Watch
+from nets import StopError, stop
 
 INF = float("inf")
 
@@ -312,14 +313,6 @@ def test_numbers_that_arrive_late_are_those_of_their_step(late):
     assert [step for step, _ in kept] == [0, 8]
     watching.close()
     assert [step for step, _ in kept] == [0, 8, 16]
-
-
-class StopError(Exception):
-    pass
-
-
-def stop(alarm):
-    raise StopError(alarm)
 
 
 @pytest.mark.filterwarnings("ignore:.*that are not finite")

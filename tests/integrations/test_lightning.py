@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from maxgain import MaxGain
+from nets import StopError, stop
 
 pl = pytest.importorskip("lightning.pytorch")
 from maxgain.integrations.lightning import MaxGainCallback  # noqa: E402
@@ -82,12 +83,6 @@ def test_the_loggers_get_the_worst_gain_where_lightning_logs_and_a_writer_every_
 
 @pytest.mark.filterwarnings("ignore:.*that are not finite")
 def test_an_alarm_stops_the_run():
-    class StopError(Exception):
-        pass
-
-    def stop(alarm):
-        raise StopError(str(alarm))
-
     class Spoilt(Module):
         def training_step(self, batch, number):
             return super().training_step((batch[0] * (float("nan") if number == 5 else 1), batch[1]), number)

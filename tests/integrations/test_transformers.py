@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from maxgain import MaxGain
+from nets import StopError, stop
 
 pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
@@ -103,12 +104,6 @@ def test_a_hook_on_the_model_masks_padded_tokens(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*that are not finite")
 def test_an_alarm_stops_the_run(tmp_path):
-    class StopError(Exception):
-        pass
-
-    def stop(alarm):
-        raise StopError(str(alarm))
-
     model = gpt2()
     with torch.no_grad():
         model.transformer.wpe.weight[0, 0] = torch.nan

@@ -17,7 +17,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from maxgain import MaxGain
-from nets import compiling, conv_net, frozen_sgd, images, mlp, rows, sgd, train
+from nets import compiling, conv_net, images, mlp, rows, sgd, train, training
 
 pytestmark = compiling
 AS_INDUCTOR = aot_autograd(
@@ -37,8 +37,7 @@ def history(
     **options: Any,
 ) -> list[Any]:
     """The gains and scales of each step, and the weights in the end."""
-    optimizer = sgd(model)
-    constraint = MaxGain(model, gamma, **options).attach(optimizer)
+    constraint, optimizer = training(model, gamma, **options)
     found: list[Any] = []
     for step, size in enumerate(sizes):
         optimizer.zero_grad()
@@ -129,8 +128,7 @@ def test_promise_12_compiled_steps_between_do_not_measure(monkeypatch: pytest.Mo
     measure = gain.gain
     monkeypatch.setattr(gain, "gain", lambda *given: calls.append(1) or measure(*given))
     model = mlp()
-    optimizer = frozen_sgd(model)
-    constraint = MaxGain(model, every=3).attach(optimizer)
+    constraint, optimizer = training(model, every=3, lr=0.0)
     compiled, counts = torch.compile(model, fullgraph=True, backend="eager"), list[int]()
     for step in range(6):
         calls.clear()
@@ -146,8 +144,7 @@ def test_promise_12_sequences_under_autocast() -> None:
     for is_compiled in (True, False):
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6), nn.LayerNorm(6))
-        optimizer = sgd(model)
-        constraint = MaxGain(model, 0.3).attach(optimizer)
+        constraint, optimizer = training(model, 0.3)
         call = torch.compile(model, fullgraph=True, backend=TRACE_ONLY) if is_compiled else model
         for step in range(3):
             with torch.autocast("cpu", torch.bfloat16):
@@ -161,8 +158,7 @@ def test_promise_12_a_compiled_step_of_the_optimizer_projects() -> None:
     found = []
     for is_compiled in (True, False):
         model = mlp()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        MaxGain(model, 0.2).attach(optimizer)
+        _, optimizer = training(model, 0.2)
         step = torch.compile(optimizer.step, backend="eager") if is_compiled else optimizer.step
         for number in range(4):
             model(rows(number)).square().mean().backward()
@@ -173,8 +169,7 @@ def test_promise_12_a_compiled_step_of_the_optimizer_projects() -> None:
 
 def test_promise_12_compiled_code_notices_modes_and_pauses_and_is_not_compiled_for_ever() -> None:
     model = conv_net()
-    optimizer = frozen_sgd(model)
-    constraint = MaxGain(model, float("inf")).attach(optimizer)
+    constraint, optimizer = training(model, float("inf"), lr=0.0)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
 
     def measured(size: int) -> set[str]:

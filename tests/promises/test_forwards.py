@@ -17,7 +17,7 @@ from torch.optim.swa_utils import update_bn
 from explicit import largest_gain, same_bits
 from maxgain import MaxGain
 from maxgain.errors import MeasurementWarning
-from nets import conv_net, frozen_sgd, images, mlp, rows, sgd, train, values
+from nets import conv_net, frozen_sgd, images, mlp, rows, sgd, train, training, values
 
 
 @pytest.mark.parametrize("instance", ["auto", "sample"])
@@ -78,8 +78,7 @@ def test_promise_06_forwards_that_train_nothing_do_not_count(disturb: Callable[[
     found = []
     for is_disturbed in (True, False):
         model = mlp()
-        optimizer = sgd(model)
-        constraint = MaxGain(model, 0.2).attach(optimizer)
+        constraint, optimizer = training(model, 0.2)
         history = []
         for step in range(4):
             if is_disturbed:
@@ -93,8 +92,7 @@ def test_promise_06_forwards_that_train_nothing_do_not_count(disturb: Callable[[
 
 def test_promise_06_the_maximum_runs_over_all_microbatches_since_the_last_step() -> None:
     layer = nn.Linear(6, 4, bias=False)
-    optimizer = frozen_sgd(layer)
-    constraint = MaxGain(layer, math.inf).attach(optimizer)
+    constraint, optimizer = training(layer, math.inf, lr=0.0)
     windows = []
     for step in range(3):
         batches = [rows(10 * step + i) for i in range(3)]
@@ -146,8 +144,7 @@ def test_every_counts_the_steps_of_each_optimizer_by_itself() -> None:
 
 def test_a_pause_ends_where_it_began_with_every() -> None:
     model = mlp()
-    optimizer = frozen_sgd(model)
-    constraint = MaxGain(model, math.inf, every=2).attach(optimizer)
+    constraint, optimizer = training(model, math.inf, lr=0.0, every=2)
     train(model, optimizer, [rows(0)])
     first = constraint.gains
     with constraint.paused():
@@ -163,8 +160,7 @@ def test_promise_07_instances_that_are_not_finite_are_dropped_counted_and_report
     model, x = mlp(), rows(count=8)
     expected = largest_gain(F.linear(x[2:], model[0].weight), x[2:])
     x[0, 0], x[1, 3] = bad, bad
-    optimizer = frozen_sgd(model)
-    constraint = MaxGain(model, 0.1).attach(optimizer)
+    constraint, optimizer = training(model, 0.1, lr=0.0)
     before = model[0].weight.detach().clone()
     model(x).sum().backward()
     optimizer.zero_grad()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from explicit import largest_gain, same_bits
 from maxgain import MaxGain
-from nets import frozen_sgd, mlp, rows, sgd, train, values
+from nets import frozen_sgd, mlp, rows, sgd, train, training, values
 
 
 @pytest.mark.parametrize("are_tied", [True, False])
@@ -35,8 +35,7 @@ def test_promise_08_weights_that_are_tied_or_untied_later_are_followed(are_tied:
 def test_promise_09_a_weight_that_is_unfrozen_later_is_bounded_from_then_on() -> None:
     model = mlp()
     model[0].requires_grad_(False)
-    optimizer = sgd(model)
-    constraint = MaxGain(model, 0.1).attach(optimizer)
+    constraint, optimizer = training(model, 0.1)
     before = model[0].weight.detach().clone()
     train(model, optimizer, map(rows, range(3)))
     assert torch.equal(model[0].weight, before)
