@@ -14,7 +14,9 @@ import argparse
 import contextlib
 import json
 import multiprocessing
+import os
 import platform
+import subprocess
 import time
 import traceback
 import warnings
@@ -106,10 +108,13 @@ def known(options: argparse.Namespace) -> dict[str, Network]:
 
 
 def describe(device: str) -> dict[str, Any]:
-    """The machine, the versions and the date."""
+    """The machine, the versions, the date, and the commit: $MAXGAIN_COMMIT on a machine without the checkout."""
+    describe = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    commit = os.environ.get("MAXGAIN_COMMIT") or subprocess.run(describe, capture_output=True, text=True).stdout.strip()
     threads = f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads"
     return {
         "maxgain": maxgain.__version__,
+        "commit": commit,
         "machine": torch.cuda.get_device_name(device) if device.startswith("cuda") else threads,
         "torch": torch.__version__,
         "date": datetime.now(UTC).date().isoformat(),
