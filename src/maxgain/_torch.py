@@ -133,7 +133,7 @@ class ForwardHook:
 
 @contextlib.contextmanager
 def preserve_rng_and_buffers(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Run a module on the side, without autocast: its buffers and the random numbers are afterwards as they were.
+    """Run a module on the side: its buffers and the random numbers are afterwards as they were.
 
     The buffers are replaced by copies meanwhile: a change in place, though undone, would upset autograd (test_models).
     """
