@@ -84,8 +84,7 @@ class Plan:
 
     def tunable(self, row: str) -> set[str]:
         """The regularisers of a row whose numbers tuning chooses."""
-        names = {part.row.name for part in open_parts(row)}
-        return names & {"maxgain"} if self.tuned == "early" else names
+        return {part.row.name for part in open_parts(row, self.tuned)}
 
     def recipes(self, row: str) -> tuple[Recipe, ...]:
         """The row's runs, unit by unit, with the numbers that were chosen for it."""

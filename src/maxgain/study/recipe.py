@@ -69,16 +69,16 @@ _Kind = Callable[[Regulariser], object]
 _CONFLICTS: tuple[tuple[_Kind, _Kind, str], ...] = (
     (lambda row: row.name == "none", lambda row: True, "exclude each other"),
     (lambda row: row.noise, lambda row: row.noise, "both put noise in the same places"),
-    (lambda row: row.prepare, lambda row: row.prepare, "both reparametrise the same weights"),
-    (lambda row: row.constrain, lambda row: row.prepare, "both change the same weights"),
+    (lambda row: row.reparametrise, lambda row: row.reparametrise, "both reparametrise the same weights"),
+    (lambda row: row.constrain, lambda row: row.reparametrise, "both change the same weights"),
     (lambda row: row.needs_input_gradient, lambda row: row.batchnorm, "do not mix: batch norm mixes the images"),
 )
 """Pairs of kinds that cannot stand in one text, and why."""
 
 
-def open_parts(text: str) -> list[Chosen]:
-    """The regularisers in a text whose numbers are left open."""
-    return [choice for choice in parse(text) if choice.is_open]
+def open_parts(text: str, by: str | None = None) -> list[Chosen]:
+    """The regularisers in a text whose numbers are left open; the early rule chooses maxgain's alone."""
+    return [choice for choice in parse(text) if choice.is_open and (by != "early" or choice.row.name == "maxgain")]
 
 
 def spell(chosen: Iterable[Chosen]) -> str:

@@ -53,8 +53,8 @@ class Regulariser:
     """Adds batch norm to the network."""
     noise: Noise | None = None
     """Makes the noise layer of a place in the network from the rate there."""
-    prepare: Callable[[nn.Module], None] | None = None
-    """Changes the built model, once."""
+    reparametrise: Callable[[nn.Module], object] | None = None
+    """Rewrites the weight of a convolution or dense layer of the built model."""
     constrain: Constrain | None = None
     penalty: Callable[[Batch, float], Tensor] | None = None
     """A term of the loss."""
@@ -63,18 +63,6 @@ class Regulariser:
     weight_decay: bool = False
     """Whether the number is an ℓ2 decay of all weights, on top of the recipe's."""
     about: str = ""
-
-
-def _lipschitz(norm: float) -> Constrain:
-    return lambda model, bound, **_: Lipschitz(model, bound, p=norm)
-
-
-def _parametrise(parametrisation: Callable[[nn.Module], object]) -> Callable[[nn.Module], None]:
-    def prepare(model: nn.Module) -> None:
-        for module in [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)]:
-            parametrisation(module)
-
-    return prepare
 
 
 def _gradient_penalty(batch: Batch, weight: float) -> Tensor:
@@ -115,7 +103,7 @@ _ROWS = (
             default=default,
             search=(default / 8, default * 8),
             grid=tuple(default * factor for factor in (1, 0.5, 2, 0.25, 4, 1.5, 0.75, 0.125, 8, 3, 0.375, 6)),
-            constrain=_lipschitz(norm),
+            constrain=lambda model, bound, *, norm=norm, **_: Lipschitz(model, bound, p=norm),
             about=f"""After each step, divides the weight of every layer whose ℓ{norm:g} operator norm, at the layer's
             true input size, exceeds lambda by the excess. The bound holds for every possible input; a gain holds for
             the inputs that were seen.
@@ -166,13 +154,13 @@ _ROWS = (
     ),
     Regulariser(
         "weightnorm",
-        prepare=_parametrise(nn.utils.parametrizations.weight_norm),
+        reparametrise=nn.utils.parametrizations.weight_norm,
         about="""Writes the weights of each unit as a learned length times a learned direction.
         Salimans, Kingma: Weight normalization. NIPS 2016.""",
     ),
     Regulariser(
         "spectralnorm",
-        prepare=_parametrise(nn.utils.parametrizations.spectral_norm),
+        reparametrise=nn.utils.parametrizations.spectral_norm,
         about="""Divides each weight, flattened to a matrix, by an estimate of its largest singular value in every
         forward pass: PyTorch's parametrisation, one power iteration per step. A convolution's flattened matrix is not
         its operator: the norm is off by a factor.

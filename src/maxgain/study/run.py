@@ -307,7 +307,7 @@ def _isolated(device: torch.device) -> Iterator[None]:
 @contextmanager
 def _stop_signals(stop: threading.Event | None) -> Iterator[Callable[[], bool]]:
     """Whether Ctrl-C, SIGTERM, SIGHUP or `stop` asks to stop; a second signal raises `KeyboardInterrupt` at once."""
-    asked = threading.Event()
+    asked = stop or threading.Event()
 
     def handle(number: int, frame: Any) -> None:
         if asked.is_set():
@@ -321,7 +321,7 @@ def _stop_signals(stop: threading.Event | None) -> Iterator[Callable[[], bool]]:
             if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
                 before[number] = signal.signal(number, handle)
     try:
-        yield lambda: asked.is_set() or (stop is not None and stop.is_set())
+        yield asked.is_set
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -234,9 +234,10 @@ def build_model(
     for noise, factor in [(choice.row.noise, choice.number) for choice in recipe.chosen if choice.row.noise]:
         dropout = partial(_scaled, noise, factor)
     model: nn.Module = build(shape, classes, batchnorm=batchnorm, dropout=dropout).to(**place)
-    for choice in recipe.chosen:
-        if choice.row.prepare:
-            choice.row.prepare(model)
+    layers = [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+    for reparametrise in [choice.row.reparametrise for choice in recipe.chosen if choice.row.reparametrise]:
+        for layer in layers:
+            reparametrise(layer)
     return model
 
 

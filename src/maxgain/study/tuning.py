@@ -104,7 +104,7 @@ def tune(
     recipe, grid = replace(recipe, train_on="train"), grid or {}
     if by not in RULES:
         raise RecipeError(unknown("rule", by, RULES), field="by")
-    parts = [part for part in open_parts(recipe.regulariser) if by != "early" or part.row.name == "maxgain"]
+    parts = open_parts(recipe.regulariser, by)
     if not parts:
         what = "γ" if by == "early" else "number"
         raise RecipeError(f"{recipe.regulariser} leaves no {what} open to tune.", field="regulariser")
