@@ -123,19 +123,13 @@ def test_the_same_call_trains_nothing_again(compared) -> None:
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("result.json")} == before
 
 
-def test_where_runs_are_trained_changes_no_bit(compared, halves, tmp_path) -> None:
+@pytest.mark.parametrize(("machine", "has_gpu"), [(ONE, False), (TWO, True)], ids=["in turn", "threads of a GPU"])
+def test_where_runs_are_trained_changes_no_bit(compared, monkeypatch, tmp_path, machine, has_gpu) -> None:
+    """Threads are those of a GPU, but on the CPU, where they take turns."""
     folder, again = compared
-    again()
-    again(out=tmp_path, machine=ONE)
-    weights = [{r.key: r.weights_sha256 for r in load(place / "runs")} for place in (folder, tmp_path)]
-    assert weights[0] == weights[1]
-
-
-def test_threads_of_a_gpu_give_the_same_results(compared, monkeypatch, tmp_path) -> None:
-    """On the CPU, whose runs take turns in one process."""
-    folder, again = compared
-    monkeypatch.setattr(Machine, "has_gpu", True)
-    assert str(again(out=tmp_path, machine=TWO)) == str(again())
+    expected = str(again())
+    monkeypatch.setattr(Machine, "has_gpu", has_gpu)
+    assert str(again(out=tmp_path, machine=machine)) == expected
     weights = [{r.key: r.weights_sha256 for r in load(place / "runs")} for place in (folder, tmp_path)]
     assert weights[0] == weights[1]
 
@@ -237,7 +231,6 @@ def test_a_killed_worker_costs_one_run(halves, tmp_path, times, status) -> None:
         (lambda data, out: tune(data, "maxgain", grid={"dropout": [1.0]}, out=out), "grid"),
         (lambda data, out: compare(data, ["none"], seeds=2, shard="2/2", out=out), "shard"),
         (lambda data, out: compare(data, ["none"], seeds=2, shard="9", out=out), "shard"),
-        (lambda data, out: compare(data, ["none"], folds=2, out=out), "folds"),
         (lambda data, out: compare(data, ["none"], seeds=1, machine=Machine(jobs=0), out=out), "jobs"),
     ],
 )

@@ -217,6 +217,8 @@ class Runner:
                 worker = _Worker()
             self.busy.append(worker)
             try:
+                if stop.is_set():  # since then nobody interrupts this worker
+                    raise KeyboardInterrupt
                 result: Result = worker.submit(Task.perform, task).result()
             except BrokenExecutor:
                 if stop.is_set():
