@@ -141,7 +141,7 @@ def test_shards_are_disjoint_and_complete(halves, tmp_path) -> None:
     assert not (tmp_path / "plan.json").exists()
     assert len(load(tmp_path)) == 6
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
-    assert len(compare(halves, ["none", "maxgain=2"], **how).scores["none"]) == 3
+    assert len(compare(halves, ["none", "maxgain=2"], **how).rows[0].scores) == 3
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")} == before
 
 

@@ -49,14 +49,13 @@ class Cluster:
         """Send the task to a node, wait for it, and bring its files here."""
         task.folder.parent.mkdir(parents=True, exist_ok=True)
         try:
-            result: Result
-            files: dict[str, bytes]
-            result, files = self.ray.get(self.task.remote(replace(task, folder=task.folder.absolute())))
+            sent = self.task.remote(replace(task, folder=task.folder.absolute()))
+            found: tuple[Result, dict[str, bytes]] = self.ray.get(sent)
         except Exception as error:
             raise RunError(f"its Ray worker failed: {str(error).splitlines()[0]}") from error
-        for name, content in files.items():
+        for name, content in found[1].items():
             _files.write(task.folder / name, content)
-        return result
+        return found[0]
 
     def shutdown(self) -> None:
         """Leave the cluster."""

@@ -14,6 +14,7 @@ The same call continues what was stopped and trains nothing twice. Progress goes
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -253,13 +254,13 @@ def _choose(plan: Plan, by: Tuned, folder: Path, runner: Runner) -> Plan:
 
 
 def _part(units: tuple[int, ...], shard: str) -> tuple[int, ...]:
-    number, slash, count = shard.partition("/")
-    if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
-        raise RecipeError(f"{shard!r} is no shard: write I/N with I from 0 to N - 1.", field="shard")
-    part = units[int(number) :: int(count)]
-    if not part:
-        raise RecipeError(f"there are only {len(units)} folds or seeds, so {shard} is empty.", field="shard")
-    return part
+    """The folds or seeds of a shard like 0/4."""
+    typed = re.fullmatch(r"(\d+)/(\d+)", shard)
+    number, count = map(int, typed.groups()) if typed else (0, 0)
+    if not number < min(count, len(units)):
+        what = f"with I from 0 to N - 1, and at most {len(units) - 1}"
+        raise RecipeError(f"{shard!r} is no shard of {len(units)} folds or seeds: write I/N {what}.", field="shard")
+    return units[number::count]
 
 
 def _recipe(

@@ -62,7 +62,7 @@ def perform(
     *,
     device: str = "auto",
     test: bool = True,
-    on_epoch: Callable[[Metrics], None] | None = None,
+    on_epoch: Callable[[Metrics], None] = lambda line: None,
     stop: threading.Event | None = None,
 ) -> Run:
     """Train to the end, from wherever the folder's run stands, and return the run; without `test`, it has no test part.
@@ -119,7 +119,7 @@ class _Trainer:
     key: str
     dataset: Dataset
     training: Training
-    on_epoch: Callable[[Metrics], None] | None
+    on_epoch: Callable[[Metrics], None]
     stopping: Callable[[], bool]
     lines: list[Metrics] = field(default_factory=list)
     epoch_began: float = field(default_factory=time.monotonic)
@@ -173,8 +173,7 @@ class _Trainer:
             file.write(_files.encode(line) + b"\n")
         if time.monotonic() - self.saved > self.saving_took / SAVING_SHARE:
             self._save()
-        if self.on_epoch is not None:
-            self.on_epoch(line)
+        self.on_epoch(line)
 
     def _conclude(self) -> None:
         """Score the trained model on whole parts, and write weights and result."""

@@ -72,16 +72,12 @@ class Tuning:
         """The regulariser with the chosen numbers."""
         return fill(self.recipe.regulariser, self.numbers)
 
-    @property
-    def parts(self) -> list[Chosen]:
-        """The regularisers whose numbers were chosen."""
-        return [part for part in open_parts(self.recipe.regulariser) if part.row.name in self.numbers]
-
     def __str__(self) -> str:
         """A line per point, and what was chosen."""
         first, rows = "training loss" if self.by == "early" else "validation accuracy", []
+        parts = open_parts(self.recipe.regulariser, self.by)
         for result in self.results:
-            point = numbers_of(result.recipe, self.parts)
+            point = numbers_of(result.recipe, parts)
             score = result.history.train_loss[-1:] if self.by == "early" else [result.validation_accuracy]
             scores = [*score, result.validation_loss, result.train_accuracy]
             texts = ["" if score is None else f"{score:.4f}" for score in scores] if result.status == "ok" else FAILED
