@@ -60,19 +60,15 @@ def read_json(path: Path, kind: type[T]) -> T:
 
 def to_builtins(value: Any) -> Any:
     """The value in the types of JSON."""
-    match value:
-        case float() if math.isnan(value):
-            return None
-        case float() if math.isinf(value):
-            return str(value)
-        case dict():
-            return {name: to_builtins(item) for name, item in value.items()}
-        case list() | tuple():
-            return [to_builtins(item) for item in value]
-        case str() | int() | float() | None:
-            return value
-        case _:
-            return to_builtins(msgspec.to_builtins(value))
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None if math.isnan(value) else str(value)
+    if isinstance(value, dict):
+        return {name: to_builtins(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_builtins(item) for item in value]
+    if value is None or isinstance(value, str | int):
+        return value
+    return to_builtins(msgspec.to_builtins(value))
 
 
 @contextmanager

@@ -91,8 +91,8 @@ def train(
     recipe = replace(recipe, regulariser=regulariser)
 
     def report(line: Metrics) -> None:
-        loss = "" if line.train_loss is None else f", training loss {line.train_loss:.4f}"
-        log.info("epoch %d%s", line.epoch, loss, extra={"done": line.epoch, "total": recipe.epochs})
+        progress = {"done": line.epoch, "total": recipe.epochs}
+        log.info("epoch %d, training loss %.4f", line.epoch, line.train_loss, extra=progress)
 
     folder = Path(out) if out else Path("runs") / recipe.title
     try:
