@@ -96,7 +96,7 @@ def test_a_lead_of_the_survivors_is_no_verdict():
     assert contrast.with_failures.p == pytest.approx(guesses.pvalue, rel=1e-8)
     assert contrast.difference.p < 0.05 < contrast.with_failures.p
     assert contrast.verdict == "inconclusive"
-    assert comparison.title.startswith("maxgain=2 inconclusive against none: ")
+    assert comparison.title.startswith("Cannot tell maxgain=2 from none: ")
     assert "the verdict is withdrawn" in str(comparison).replace("\n", " ")
     assert (comparison.row("maxgain").failed, comparison.row("maxgain").missing, len(comparison.failed)) == (3, 0, 3)
 
@@ -194,18 +194,18 @@ def test_without_a_test_part_validation_accuracy_is_compared():
     ("scores", "changes", "start"),
     [
         ({"none": NONE, "maxgain=2.5": AHEAD}, {},
-         "maxgain=2.5 better than none: +5.13 points (95 % CI +4.80 to +5.47)"),
+         "maxgain=2.5 better than none: +5.13 points of accuracy (95 % CI +4.80 to +5.47)"),
         ({"none": AHEAD, "maxgain=2.5": NONE}, {},
-         "maxgain=2.5 worse than none: −5.13 points (95 % CI −5.47 to −4.80)"),
+         "maxgain=2.5 worse than none: −5.13 points of accuracy (95 % CI −5.47 to −4.80)"),
         ({"none": NONE, "maxgain=2.5": [0.81, 0.82, 0.80, 0.80, 0.81, 0.82]}, {},
-         "maxgain=2.5 inconclusive against none: +0.17 points (95 % CI −0.87 to +1.20)"),
+         "Cannot tell maxgain=2.5 from none: +0.17 points of accuracy (95 % CI −0.87 to +1.20)"),
         ({"none": NONE, "maxgain=2.5": [v + (-1) ** i / 1000 for i, v in enumerate(NONE)]}, {"rope": 1.0},
-         "maxgain=2.5 equivalent to none within ±1 points: 0.00 points (95 % CI −0.11 to +0.11)"),
-        ({"none": NONE, "maxgain=2.5": [v + 0.01 for v in NONE]}, {}, "maxgain=2.5 inconclusive against none: +1.00"),
+         "No difference that matters between maxgain=2.5 and none (±1 points): 0.00 points"),
+        ({"none": NONE, "maxgain=2.5": [v + 0.01 for v in NONE]}, {}, "Cannot tell maxgain=2.5 from none: +1.00"),
         ({"none": NONE, "maxgain": AHEAD, "dropout": NONE, "batchnorm": [v + 0.01 for v in AHEAD]}, {},
-         "maxgain=2 and batchnorm better than none: +5.13 to +6.13 points; dropout inconclusive against none: 0.00"),
+         "maxgain=2 and batchnorm better than none: +5.13 to +6.13 points of accuracy. Cannot tell dropout from none"),
         ({"none": NONE, "dropout": NONE, "maxgain": AHEAD, "maxgain+dropout": AHEAD}, {"contrasts": MATCHED},
-         "maxgain=2 and maxgain=2+dropout better than their baselines: +5.13 points"),
+         "maxgain=2 and maxgain=2+dropout better than their baselines: +5.13 points of accuracy"),
         ({"none": [None] * 2, "maxgain": [None] * 2}, {}, "No result: none of the 4 runs has finished"),
         ({"none": [0.1, 0.103], "maxgain": [0.1, 0.1]}, {"recipe": replace(BASE, optimiser="sgd", learning_rate=0.1)},
          "No run learned anything: 4 scores at chance (10 %). Try a learning rate of 0.01, or the optimizer adam"),
@@ -219,7 +219,7 @@ def test_the_title_has_the_number(scores, changes, start):
 
 
 def test_one_row_that_learns_is_enough():
-    assert answer({"none": [0.1, 0.1], "maxgain": [0.1, 0.5]}).title.startswith("maxgain=2 inconclusive")
+    assert answer({"none": [0.1, 0.1], "maxgain": [0.1, 0.5]}).title.startswith("Cannot tell maxgain=2 from none: ")
 
 
 @pytest.mark.parametrize("contrasts", [None, MATCHED, (*MATCHED, ("maxgain", "dropout")), ()])

@@ -68,7 +68,7 @@ def test_a_comparison_opens_with_its_number_and_folds_its_method(tmp_path):
     comparison = compare(plan, results)
     shown = page(write(tmp_path, plan, results))
     assert shown.headings["h1"] == shown.headings["title"] == [comparison.title]
-    assert "maxgain=2.5 inconclusive against none: −0.38 points (" in comparison.title
+    assert "Cannot tell maxgain=2.5 from none: −0.38 points of accuracy (" in comparison.title
     assert comparison.method in shown.folded
     assert "the largest is 8.00 with none and 2.50 with maxgain=2.5" in shown.open
     for text in ("93.88 ± 0.60", "p = 2", "γ = 2.5", "8 finished runs"):
@@ -91,8 +91,8 @@ def test_every_comparison_below_a_folder_is_shown(tmp_path):
     shown = page(tmp_path)
     titles = [" ".join(title.split()) for title in shown.headings["h2"]]
     assert len(titles) == 3
-    assert "maxgain=2.5 inconclusive" in titles[0]
-    assert "dropout inconclusive" in titles[1]
+    assert "Cannot tell maxgain=2.5" in titles[0]
+    assert "Cannot tell dropout" in titles[1]
     assert "test accuracy 87.00 %" in titles[2]
     assert "17 finished runs" in shown.open
     made_plan(SCORES, recipe=replace(BASE, epochs=6)).write(tmp_path / "d")
@@ -172,7 +172,7 @@ def test_a_comparison_with_its_tuning_runs_shows_both(tmp_path):
     ]
     write(tmp_path / "tuning", None, tried)
     shown = page(tmp_path)
-    assert "maxgain=2 inconclusive" in shown.headings["h1"][0]
+    assert "Cannot tell maxgain=2" in shown.headings["h1"][0]
     assert "runs spent: maxgain 3" in shown.folded
     assert "Chosen numbers" in shown.folded
     (search,) = shown.headings["h2"]

@@ -28,12 +28,12 @@ FRAME = (
     "row", "mean", "standard_error", "runs", "failed", "baseline", "difference", "low", "high", "p", "verdict",
 )  # fmt: skip
 COMPARED: dict[Verdict, str] = {
-    "established": "better than",
-    "reversed": "worse than",
-    "equivalent": "equivalent to",
-    "inconclusive": "inconclusive against",
+    "established": "{} better than {}",
+    "reversed": "{} worse than {}",
+    "equivalent": "No difference that matters between {} and {}",
+    "inconclusive": "Cannot tell {} from {}",
 }
-"""What stands between two rows in a title."""
+"""Some rows and their baseline in a title."""
 
 Score = Literal["test", "validation"]
 
@@ -342,23 +342,23 @@ def _is_guess(result: Result, score: Score, chance: float) -> bool:
 
 
 def _headline(contrasts: Sequence[Contrast], labels: Mapping[str, str], rope: float | None) -> str:
-    """The contrasts as one title, a clause per verdict."""
+    """The contrasts as one title, a sentence per verdict."""
     baselines = {labels[one.second] for one in contrasts}
     baseline = baselines.pop() if len(baselines) == 1 else "their baselines"
-    clauses = []
+    said = []
     for verdict, compared in COMPARED.items():
         group = [one for one in contrasts if one.verdict == verdict]
         if not group:
             continue
         names = list(dict.fromkeys(labels[one.first] for one in group))
-        clause = f"{listed(names) if len(names) < 5 else counted(len(names), 'row')} {compared} {baseline}"
-        clause += f" within ±{rope:g} points" if verdict == "equivalent" else ""
+        sentence = compared.format(listed(names) if len(names) < 5 else counted(len(names), "row"), baseline)
+        sentence += f" (±{rope:g} points)" if verdict == "equivalent" else ""
         if means := [one.difference.mean for one in group if one.difference]:
-            clause += f": {' to '.join(map(points, sorted({min(means), max(means)})))} points"
-        clauses.append(clause)
+            sentence += f": {' to '.join(map(points, sorted({min(means), max(means)})))} points of accuracy"
+        said.append(sentence)
     if len(contrasts) == 1 and (test := contrasts[0].difference) and test.interval:
-        clauses[0] += f" (95 % CI {reach(test.interval)})"
-    return "; ".join(clauses)
+        said[0] += f" (95 % CI {reach(test.interval)})"
+    return ". ".join(said)
 
 
 def _remarks(contrast: Contrast, plan: Plan, chance: float) -> Iterator[str]:
