@@ -1,7 +1,7 @@
 """The method needs torch and numpy alone, and knows nothing of the study that is built on it."""
 
-import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,23 +20,9 @@ OTHERS = {"matplotlib", "rich", "scipy", "tyro", "sklearn", "transformers", "acc
 # fmt: on
 
 
-def imported(path: Path) -> set[str]:
-    """The full names of all modules that a file imports, wherever in it."""
-    package = ["maxgain", *path.relative_to(PACKAGE).parent.parts]
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            names |= {module} | {f"{module}.{alias.name}" for alias in node.names}
-    return names
-
-
-@pytest.mark.parametrize("path", METHOD, ids=[str(path.relative_to(PACKAGE)) for path in METHOD])
-def test_the_method_never_imports_the_study(path: Path) -> None:
-    assert not {name for name in imported(path) if name.startswith("maxgain.study")}
+def test_the_method_never_imports_the_study() -> None:
+    for path in METHOD:
+        assert not re.search(r"^\s*(from|import)\b.*\bstudy\b", path.read_text(encoding="utf-8"), re.MULTILINE), path
 
 
 def test_every_public_name_is_there() -> None:

@@ -137,17 +137,6 @@ def test_large_images_are_summed_in_parts(p, device, how, memory_format):
         assert dropped == len(gains) - len(finite) > 0
 
 
-@each_p
-@each_kernel
-def test_instances_that_are_not_finite_are_dropped_and_zeros_have_no_gain(p, device, how):
-    x = torch.randn(6, 2, 4, 4, device=device)
-    x[1], x[2, 0, 0, 0], x[3, 0, 0, 1], x[4] = math.nan, math.inf, -math.inf, 0.0
-    part = Part(x, 2 * x, None, None, 0.0, 3)
-    largest, dropped = measured(part, 3, p, how)
-    assert largest == pytest.approx(2, rel=1e-6)
-    assert dropped == 3
-
-
 @each_kernel
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_sums_that_overflow_are_dropped_and_those_that_underflow_have_no_gain(device, how, scale):
@@ -244,6 +233,20 @@ def test_tensors_may_begin_at_any_address(p, device, how):
         x = memory[offset : offset + 6 * 32].view(6, 32)
         part = Part(x, z, None, None, 0.0, 1)
         assert measured(part, 1, p, how)[0] == pytest.approx(max(in_double(part, 1, p)), rel=1e-5)
+
+
+def test_a_tensor_at_an_odd_address_is_launched_by_triton_itself_and_the_others_directly(monkeypatch):
+    launched: list[str] = []
+
+    class Dispatched:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *arguments, num_warps: launched.append("by Triton")
+
+    monkeypatch.setattr(measuring, "direct_launch", lambda compiled: lambda *all: launched.append("directly"))
+    kernel, x = measuring.Kernel(Dispatched(), (), 4), torch.zeros(3)
+    for pointers in (None, (0,), (0,), None, (0,)):
+        kernel(0, (1, 1, 1), (x,), pointers)
+    assert launched == ["by Triton", "by Triton", "directly", "by Triton", "directly"]
 
 
 @each_p

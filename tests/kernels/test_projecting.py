@@ -12,7 +12,7 @@ from kernel_runs import needs_interpreter
 from maxgain.constraint import NOT_FINITE
 from maxgain.kernels import FusedProjection, measuring, projecting
 
-NEVER = torch.zeros(5, dtype=torch.int32), 0
+NEVER = torch.zeros(6, dtype=torch.int32), 0
 """No layer rests, and nothing is counted."""
 
 
@@ -50,36 +50,31 @@ class TestProjecting:
         memory = torch.randn(3 * projecting.CHUNK).to(dtype)
         odd = memory[1 : 2 * projecting.CHUNK + 8].view(-1, 5)  # over several chunks, and at no round address
         kernels = torch.randn(8, 3, 3, 3).to(dtype).contiguous(memory_format=torch.channels_last)
-        within, unmeasured = torch.randn(7).to(dtype), torch.randn(2, 3)
-        weights = [odd, kernels, within, unmeasured]
+        within, unmeasured, spoilt = torch.randn(7).to(dtype), torch.randn(2, 3), torch.ones(48)
+        weights = [odd, kernels, within, unmeasured, spoilt]
         before, around = [weight.clone() for weight in weights], memory.clone()
-        # The second of five layers is not divided: it is frozen, perhaps.
-        sizes, bounds = torch.tensor([3.0, 9.0, 5.0, 0.5, -1.0]), torch.tensor([2.0, 1.0, 1.0, 1.0, 1.0])
-        kept, scales, counts = torch.full((5,), 7.0), torch.zeros(5), torch.zeros(3, 5, dtype=torch.int32)
-        project = FusedProjection(weights, [0, 2, 3, 4], 5)
+        # The second of six layers is not divided: it is frozen, perhaps.
+        sizes, bounds = (
+            torch.tensor([3.0, 9.0, 5.0, 0.5, -1.0, NOT_FINITE]),
+            torch.tensor([2.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        )
+        kept, scales, counts = torch.full((6,), 7.0), torch.zeros(6), torch.zeros(3, 6, dtype=torch.int32)
+        project = FusedProjection(weights, [0, 2, 3, 4, 5], 6)
         project(sizes, bounds, kept, scales, counts, *NEVER)
 
-        factors = [1.5, 5.0, 1.0, 1.0]
+        factors = [1.5, 5.0, 1.0, 1.0, 1.0]
         for weight, old, factor in zip(weights, before, factors, strict=True):
             torch.testing.assert_close(weight, (old.float() / factor).to(old.dtype), rtol=0.01, atol=0)
         assert torch.equal(memory[:1], around[:1])
         assert torch.equal(memory[1 + odd.numel() :], around[1 + odd.numel() :])
-        assert kept.tolist() == [3.0, 9.0, 5.0, 0.5, 7.0], "what was not measured keeps the size that it had"
-        assert scales.tolist() == pytest.approx([2 / 3, 1.0, 0.2, 1.0, 1.0])
-        assert sizes.tolist() == [-1.0] * 5, "what was measured is used up"
-        assert counts.tolist() == [[1, 1, 1, 1, 0], [1, 0, 1, 0, 0], [1, 0, 1, 0, 0]]
+        assert kept[:5].tolist() == [3.0, 9.0, 5.0, 0.5, 7.0], "what was not measured keeps the size that it had"
+        assert kept[5].isnan(), "and what is not finite has none"
+        assert scales.tolist() == pytest.approx([2 / 3, 1.0, 0.2, 1.0, 1.0, 1.0])
+        assert sizes.tolist() == [-1.0] * 6, "what was measured is used up"
+        assert counts.tolist() == [[1, 1, 1, 1, 0, 0], [1, 0, 1, 0, 0, 0], [1, 0, 1, 0, 0, 0]]
         project(sizes, bounds, kept, scales, counts, *NEVER)
-        assert kept.tolist() == [3.0, 9.0, 5.0, 0.5, 7.0]
-        assert scales.tolist() == [1.0] * 5, "the second step finds nothing to divide by"
-
-    def test_what_was_not_finite_is_nan_for_the_user_and_divides_nothing(self) -> None:
-        weight, sizes, kept, scales = torch.ones(48), torch.tensor([NOT_FINITE, 2.0]), torch.zeros(2), torch.zeros(2)
-        counts = torch.zeros(3, 2, dtype=torch.int32)
-        FusedProjection([weight], [0], 2)(sizes, torch.ones(2), kept, scales, counts, *NEVER)
-        assert weight.tolist() == [1.0] * 48
-        assert kept.isnan().tolist() == [True, False]
-        assert scales.tolist() == [1.0, 1.0]
-        assert counts.tolist() == [[0, 1], [0, 0], [0, 0]]
+        assert kept[:5].tolist() == [3.0, 9.0, 5.0, 0.5, 7.0]
+        assert scales.tolist() == [1.0] * 6, "the second step finds nothing to divide by"
 
     @pytest.mark.parametrize("empty", [torch.empty(0), torch.empty(0).bfloat16()])
     def test_a_rank_that_holds_nothing_of_a_weight_keeps_its_size_all_the_same(self, empty) -> None:
