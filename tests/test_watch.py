@@ -23,17 +23,17 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
-def batches(count=1, scale=1.0):
+def batches(count=1):
     torch.manual_seed(2)
-    return [scale * torch.randn(16, 4) for _ in range(count)]
+    return [torch.randn(16, 4) for _ in range(count)]
 
 
-def fit(model, watching=None, steps=17, forward=None, spoil=None):
+def fit(model, watching=None, steps=17, spoil=None):
     """Train; ``spoil(step)`` replaces a batch."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for step, x in enumerate(batches(steps)):
         x = spoil(step, x) if spoil else x
-        (forward or model)(x).square().mean().backward()
+        model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         if watching:
@@ -254,26 +254,19 @@ def test_misspelt_arguments_and_those_of_a_constraint_that_exists_are_refused():
 # Alarms.
 
 
-def grow(layer, factor):
-    """Multiply a layer's weight before each batch from step 20 on."""
-
-    def spoil(step, x):
-        if step >= 20:
-            with torch.no_grad():
-                layer.weight.mul_(factor)
-        return x
-
-    return spoil
-
-
 def spike(step, x):
     return x * math.nan if step == 5 else x
 
 
 def test_a_jump_names_its_layer_and_may_stop_the_run():
     model = net()
+
+    def grow(step, x):
+        model[2].weight.data.mul_(10.0 if step >= 20 else 1.0)
+        return x
+
     with pytest.raises(StopError) as stopped:
-        fit(model, watch(model, every=1, warmup=0, on_alarm=stop), 40, spoil=grow(model[2], 10.0))
+        fit(model, watch(model, every=1, warmup=0, on_alarm=stop), 40, spoil=grow)
     alarm = stopped.value.args[0]
     assert (alarm.kind, alarm.layer, alarm.step) == ("jump", "2", 20)
     assert alarm.times > 5
