@@ -44,6 +44,17 @@ def test_promise_09_a_weight_that_is_unfrozen_later_is_bounded_from_then_on() ->
     assert constraint.scales["0"] < 1
 
 
+@pytest.mark.filterwarnings("ignore:Trained but not bounded")  # each is, while the optimizer holds the other
+def test_promise_09_a_parameter_in_the_place_of_another_is_bounded() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD([model[0].weight], lr=0.0)
+    constraint = MaxGain(model, 0.01).attach(optimizer)
+    train(model, optimizer, [rows()])
+    optimizer.param_groups[0]["params"] = [model[2].weight]
+    train(model, optimizer, [rows()])
+    assert constraint.scales["2"] < 1
+
+
 def test_promise_09_parameters_that_another_optimizer_takes_over_are_its_own() -> None:
     model = mlp()
     model[2].weight.requires_grad_(False)
