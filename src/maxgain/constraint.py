@@ -116,6 +116,8 @@ class Constraint:
         expect_no_overlap(found.layers)
         self._slots = number_weights(found.layers, {})
         """Every layer and the number of its weight, which layers that share a weight have in common."""
+        self._left_out: set[int] = set()
+        """The slots of layers that were left out since."""
         self._is_bounded: list[bool] = []
         self._paused = False
         self._attached: dict[Optimizer | None, Attached] = {}
@@ -305,7 +307,10 @@ class Constraint:
         if dist.is_available() and dist.is_initialized():
             if not number and not is_captured:  # before ranks that hold other layers wait for each other
                 checks.warn(differing_ranks(self._slots, self.process_group, sizes.device))
+            for slot in self._left_out.difference(self._slots.values()):
+                sizes[slot].fill_(torch.inf)  # other ranks, which may still measure it, do not divide it either
             sizes = max_over_ranks(sizes, self.process_group)
+            sizes.masked_fill_(sizes == torch.inf, UNMEASURED)
         if is_checked or (attached.checks.pending is not None and not is_captured):
             attached.checks.look(self, optimizer, plan, sizes, is_new=is_checked)
         if plan.fused is not None:  # it uses the sizes up
@@ -383,7 +388,7 @@ class Constraint:
         for hook in [hook for hook in self._hooks if hook.layer is layer]:
             hook.remove()
             self._hooks.remove(hook)
-        del self._slots[layer]
+        self._left_out.add(self._slots.pop(layer))
         self._forget_plans()
 
     def _by_name(self, packed: Tensor) -> dict[str, float]:

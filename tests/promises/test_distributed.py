@@ -214,6 +214,31 @@ def one_rank_alone(rank: int) -> Any:
     return full(model), torch.equal(odd.weight, before), list(constraint.gains)
 
 
+class Tupled(nn.Linear):
+    """From some call on it returns a tuple, on one rank."""
+
+    calls_left = 3
+
+    def forward(self, x: Tensor) -> Any:
+        self.calls_left -= 1
+        return super().forward(x) if self.calls_left > 0 else (super().forward(x),)
+
+
+def one_rank_leaves_out(rank: int) -> Any:
+    """A layer that one rank cannot measure any more, and the other can."""
+    torch.manual_seed(7)
+    model = nn.ModuleDict({"body": nn.Linear(6, 4), "odd": Tupled(6, 4)})
+    model["odd"].calls_left += 99 * (rank == 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    constraint = MaxGain(model, 0.1).attach(optimizer)
+    for step in range(6):
+        for layer in model.values():
+            layer(part(rank, step))
+            layer.weight.grad = torch.ones_like(layer.weight)  # the same on both ranks
+        optimizer.step()
+    return full(model), list(constraint.gains)
+
+
 def flat_shards(rank: int) -> Any:
     """FullyShardedDataParallel, the older one."""
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -283,6 +308,7 @@ SCENARIOS: dict[str, Callable[[int], Any]] = {
     "accumulate": accumulate,
     "different": different_ranks,
     "one rank alone": one_rank_alone,
+    "one rank leaves out": one_rank_leaves_out,
     "watched": watched,
     **SHARDED,
 }
@@ -399,6 +425,12 @@ def test_promise_13_a_layer_that_one_rank_leaves_out_holds_up_no_other(ranks: Ra
     assert is_kept
     assert is_kept_there
     assert names == names_there == ["body"]
+
+
+def test_promise_13_a_layer_that_one_rank_leaves_out_later_is_divided_on_none(ranks: Ranks) -> None:
+    (weights, names), (others, names_there) = ranks("one rank leaves out")
+    assert (names, names_there) == (["body", "odd"], ["body"])
+    assert all(map(torch.equal, weights, others))
 
 
 @pytest.mark.parametrize("group", [True, 0, "world"])
