@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from explicit import same_bits
-from maxgain import MaxGain, measure_gains
+from maxgain import MaxGain, measure_gains, register_layer
 from maxgain.errors import MaxGainError, MeasurementWarning, NothingToConstrainError, PatternError
 from nets import compiling
-from odd_layers import Routed, Scaled, Squared
+from odd_layers import Routed, Router, Scaled, Squared
 
 
 def net() -> nn.Sequential:
@@ -152,9 +152,12 @@ def test_promise_03_tokens_are_instances_unless_samples_are_asked_for() -> None:
 
 
 def test_promise_10_a_layer_whose_call_cannot_be_measured_is_named(batches: list[Tensor]) -> None:
-    report = measure_gains(nn.Sequential(Routed(6, 6), nn.Linear(6, 2)), batches)
+    model = nn.Sequential(Routed(6, 6), nn.Linear(6, 2))
+    assert "not one tensor" in measure_gains(model, batches).skipped["0.0"]
+    register_layer(Router, 1, lambda layer, x, output: (x, output[2]))
+    report = measure_gains(model, batches)
     assert list(report.gains) == ["1"]
-    assert "not one tensor" in report.skipped["0.0"]
+    assert "cannot be measured" in report.skipped["0.0"]
 
 
 class TestCompiled:

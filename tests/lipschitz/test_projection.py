@@ -2,6 +2,8 @@
 
 import copy
 import math
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch._dynamo.utils import counters
 from explicit import same_bits
 from maxgain import Lipschitz, operator_norms
 from maxgain.errors import BoundError, MaxGainError, MeasurementWarning, NormError, StateError
+from maxgain.kernels import Replayed, replaying
 from nets import compiling, frozen_sgd
 from odd_layers import Calling, Routed, Same, Scaled, Squared
 
@@ -309,3 +312,30 @@ def test_on_a_gpu_a_step_never_waits_and_can_be_captured(p: float) -> None:
     norms = operator_norms(model, batches(1)[0], p=p).norms
     assert all(norm <= 0.3003 for norm in norms.values())
     assert constraint.gains == pytest.approx(norms, rel=1e-3)
+
+
+def test_a_graph_is_captured_on_the_gpu_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    current, captured, replays = ["cuda:0"], [], []
+
+    @contextmanager
+    def device(chosen: torch.device) -> Any:
+        before, current[0] = current[0], str(chosen)
+        yield
+        current[0] = before
+
+    @contextmanager
+    def graph(graph: Any, *, stream: Any, capture_error_mode: str) -> Any:
+        captured.append((current[0], str(stream.device)))
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: replays.append(1)))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(device=device))
+    replaying._stream_of.cache_clear()
+    replayed = Replayed[Tensor]()
+    for _ in range(replaying.CALLS_BEFORE_CAPTURE + 3):
+        replayed(torch.device("cuda", 1), "key", lambda: torch.zeros(()))
+    replaying._stream_of.cache_clear()
+    assert captured == [("cuda:1", "cuda:1")]
+    assert len(replays) == 3
