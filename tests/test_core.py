@@ -41,12 +41,26 @@ ROWS: dict[str, tuple[Make, float]] = {
 each = pytest.mark.parametrize(("make", "bound"), ROWS.values(), ids=ROWS)
 
 
-def trained(make: Make, bound: Any, steps: int = 4, model: nn.Module | None = None) -> nn.Module:
-    model = conv_net() if model is None else model
+def made(make: Make, bound: Any) -> tuple[Any, torch.optim.SGD, Any]:
+    """A network and the optimizer that a constraint on it is attached to."""
+    model = conv_net()
     optimizer = sgd(model)
-    make(model, bound).attach(optimizer)
+    return model, optimizer, make(model, bound).attach(optimizer)
+
+
+def trained(make: Make, bound: Any, steps: int = 4) -> Any:
+    """A network after a training under a constraint."""
+    model, optimizer, _ = made(make, bound)
     train(model, optimizer, map(images, range(steps)))
     return model
+
+
+def plain(steps: int = 4) -> tuple[Any, torch.optim.SGD]:
+    """The network, and its optimizer, after the same training without one."""
+    model = conv_net()
+    optimizer = sgd(model)
+    train(model, optimizer, map(images, range(steps)))
+    return model, optimizer
 
 
 def test_every_public_constraint_has_a_row() -> None:
@@ -57,12 +71,10 @@ def test_every_public_constraint_has_a_row() -> None:
 
 @each
 def test_promise_01_inf_changes_nothing_bit_for_bit(make: Make, bound: float) -> None:
-    model, plain = conv_net(), conv_net()
-    optimizer, other = sgd(model), sgd(plain)
-    constraint = make(model, math.inf).attach(optimizer)
+    model, optimizer, constraint = made(make, math.inf)
     train(model, optimizer, map(images, range(4)))
-    train(plain, other, map(images, range(4)))
-    assert same_bits(values(model), values(plain))
+    expected, other = plain()
+    assert same_bits(values(model), values(expected))
     assert same_bits(optimizer.state_dict(), other.state_dict())
     assert set(constraint.scales.values()) == {1.0}
     assert all(math.isfinite(gain) for gain in constraint.gains.values())
@@ -70,25 +82,21 @@ def test_promise_01_inf_changes_nothing_bit_for_bit(make: Make, bound: float) ->
 
 @each
 def test_promise_01_a_layer_within_its_bound_keeps_its_bits(make: Make, bound: float) -> None:
-    model, plain = conv_net(), conv_net()
-    optimizer, other = sgd(model), sgd(plain)
-    constraint = make(model, {"4": bound, "*": 1e9}).attach(optimizer)
+    model, optimizer, constraint = made(make, {"4": bound, "*": 1e9})
     train(model, optimizer, [images()])
-    train(plain, other, [images()])
+    before, _ = plain(1)
     assert constraint.scales["4"] < 1
-    assert torch.equal(model[0].weight, plain[0].weight)
-    assert torch.equal(model[4].bias, plain[4].bias), "biases are never scaled"
-    assert (model[4].weight.abs() <= plain[4].weight.abs()).all()
-    assert not torch.equal(model[4].weight, plain[4].weight)
+    assert torch.equal(model[0].weight, before[0].weight)
+    assert torch.equal(model[4].bias, before[4].bias), "biases are never scaled"
+    assert (model[4].weight.abs() <= before[4].weight.abs()).all()
+    assert not torch.equal(model[4].weight, before[4].weight)
 
 
 @each
 def test_promise_06_evaluation_and_pauses_change_nothing(make: Make, bound: float) -> None:
     found = []
     for is_disturbed in (True, False):
-        model = conv_net()
-        optimizer = sgd(model)
-        constraint = make(model, bound).attach(optimizer)
+        model, optimizer, constraint = made(make, bound)
         for step in range(3):
             if is_disturbed:
                 model.eval()
@@ -106,9 +114,7 @@ def test_promise_06_evaluation_and_pauses_change_nothing(make: Make, bound: floa
 
 @each
 def test_promise_06_a_step_that_gradscaler_skips_is_accumulation(make: Make, bound: float) -> None:
-    model = conv_net()
-    optimizer = sgd(model)
-    constraint = make(model, bound).attach(optimizer)
+    model, optimizer, constraint = made(make, bound)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     before = [p.detach().clone() for p in model.parameters()]
     scaler.scale(model(images()).square().mean() * math.inf).backward()
@@ -206,31 +212,24 @@ def test_promise_12_a_copy_is_a_plain_module(make: Make, bound: float, copied: A
     constraint = make(model, bound)
     twin = copied(model)
     assert same_bits(values(twin), values(model))
-    plain = conv_net()
-    optimizer, other = sgd(twin), sgd(plain)
-    train(twin, optimizer, map(images, range(2)))
-    train(plain, other, map(images, range(2)))
-    assert same_bits(values(twin), values(plain))
+    train(twin, sgd(twin), map(images, range(2)))
+    assert same_bits(values(twin), values(plain(2)[0]))
     assert all(math.isnan(gain) for gain in constraint.gains.values()), "a copy's forwards are not the model's"
 
 
 @each
 def test_detach_leaves_nothing_behind(make: Make, bound: float) -> None:
-    model, plain = conv_net(), conv_net()
-    optimizer, other = sgd(model), sgd(plain)
-    constraint = make(model, bound).attach(optimizer)
+    model, optimizer, constraint = made(make, bound)
     constraint.detach()
     assert str(constraint).count("not attached") == len(constraint.gains)
     assert hooks(model) == 0
     assert not optimizer._optimizer_step_post_hooks
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
-    assert [vars(a).keys() for a in model.modules()] == [vars(a).keys() for a in plain.modules()]
-    assert all(
-        type(a._parameters) is type(b._parameters) for a, b in zip(model.modules(), plain.modules(), strict=True)
-    )
-    train(model, optimizer, map(images, range(3)))
-    train(plain, other, map(images, range(3)))
-    assert same_bits(values(model), values(plain))
+    for one, other in zip(model.modules(), conv_net().modules(), strict=True):
+        assert vars(one).keys() == vars(other).keys()
+        assert type(one._parameters) is type(other._parameters)
+    train(model, optimizer, map(images, range(4)))
+    assert same_bits(values(model), values(plain()[0]))
     constraint.attach(optimizer)
     train(model, optimizer, [images()])
     assert min(constraint.scales.values()) < 1, "and it can be attached again"
@@ -263,20 +262,18 @@ def test_step_projects_for_those_who_update_weights_themselves(make: Make, bound
 @each
 def test_a_default_device_of_the_users_changes_nothing(make: Make, bound: float) -> None:
     """As ``torch.set_default_device("cuda")`` does; the meta device has no numbers, and shows whatever lands there."""
-    plain, model = trained(make, bound, 2), conv_net()
+    expected, model = trained(make, bound, 2), conv_net()
     batches, optimizer = [images(0), images(1)], sgd(model)
     with torch.device("meta"):
         constraint = make(model, bound).attach(optimizer)
         train(model, optimizer, batches)
         assert all(gain == gain for gain in constraint.gains.values())
-    assert same_bits(values(model), values(plain))
+    assert same_bits(values(model), values(expected))
 
 
 @each
 def test_the_bound_can_be_read_and_set(make: Make, bound: float) -> None:
-    model = conv_net()
-    optimizer = sgd(model)
-    constraint = make(model, math.inf).attach(optimizer)
+    model, optimizer, constraint = made(make, math.inf)
     train(model, optimizer, [images(0)])
     assert set(constraint.scales.values()) == {1.0}
     constraint.bound = {"0": bound, "*": math.inf}
@@ -354,14 +351,12 @@ class Emulated:
 @each
 def test_a_fused_projection_takes_the_same_steps_and_is_checked_before_it_uses_the_sizes_up(monkeypatch, make, bound):
     def run():
-        model = conv_net()
-        optimizer = sgd(model)
-        constraint = make(model, bound).attach(optimizer)
+        model, optimizer, constraint = made(make, bound)
         train(model, optimizer, map(images, range(9)))
         return model[4].weight, constraint.gains, str(constraint)
 
-    plain = run()
+    expected = run()
     monkeypatch.setattr(kernels, "can_fuse", lambda *given: True)
     monkeypatch.setattr(kernels, "FusedProjection", Emulated)
-    for one, other in zip(plain, run(), strict=True):
+    for one, other in zip(expected, run(), strict=True):
         assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
