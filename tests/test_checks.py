@@ -186,7 +186,7 @@ MISTAKES: dict[Callable[[], None], str] = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: getattr(mistake, "__name__", MISTAKES[mistake]))
 def test_promise_10_a_mistake_is_said_once_in_one_warning_at_the_users_line(mistake: Callable[[], None]) -> None:
     found = messages(mistake)
     assert len(found) == 1, found
