@@ -88,7 +88,7 @@ def make_plan(constraint: Constraint, optimizer: Optimizer | None) -> StepPlan:
         is_ours = weight is not None and weight.requires_grad and (held is None or id(weight) in held)
         if is_ours and constraint._is_bounded[slot] and not weight.is_meta:
             part = local_rows(weight.detach(), layer.kind.output_dim, layer.part)
-            weights.setdefault(part.data_ptr() or id(weight), (part, slot))
+            weights.setdefault(part.data_ptr() or (id(weight), layer.part), (part, slot))  # a rank may hold nothing
     count, bounds = len(constraint._bounds), constraint._bounds
     parts, at = [part for part, _ in weights.values()], [slot for _, slot in weights.values()]
     is_simple = constraint.divides and slots == {*constraint._slots.values()} and len({*at}) == len(at)
