@@ -155,6 +155,10 @@ def watched_without_attach() -> None:
         watching.log(step)
 
 
+def watched_before_any_forward() -> None:
+    watch(mlp()).log(0)
+
+
 def unknown_type() -> None:
     class Mix(nn.Module):
         def __init__(self) -> None:
@@ -176,6 +180,7 @@ MISTAKES: dict[Callable[[], None], str] = {
     made_twice: r"Another MaxGain \(gamma=0.5\).*detach\(\)",
     lbfgs: "LBFGS",
     watched_without_attach: r"no gains to log. Call attach\(optimizer\)",
+    watched_before_any_forward: "^Not measured: '0', '2' .*Call the model",
     unknown_type: "75% of the weights have no bound: 'matrix' .*register_layer",
     partial(changed, replaced_head): "'2' .*added.*again",
     partial(changed, added_layer): "'3' .*added.*again",

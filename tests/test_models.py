@@ -270,7 +270,7 @@ def test_parts_of_convolutions_are_blocks_of_channels(layer: Any) -> None:
     x = torch.randn(3, 4, *[5] * len(layer.kernel_size))
     axis = 1 if layer.transposed else 0
     before = layer.weight.detach().clone()
-    constraint = MaxGain(nn.Sequential(layer), 0.01, parts={"0": "ab"})
+    constraint = MaxGain(nn.Sequential(layer), 0.01, parts={"0": ("a", "b")})
     z = layer(x).detach() - layer.bias.detach().view(-1, *[1] * len(layer.kernel_size))
     constraint.step()
     constraint.detach()
@@ -284,7 +284,7 @@ def test_parts_of_convolutions_are_blocks_of_channels(layer: Any) -> None:
 
 def test_parts_that_fail_are_left_out_without_another_word() -> None:
     model = nn.Sequential(nn.Linear(6, 6), Cosine(6, 6))
-    _, optimizer = training(model, 0.1, parts={"1": "ab"})
+    _, optimizer = training(model, 0.1, parts={"1": ("a", "b")})
     with pytest.warns(MeasurementWarning) as caught:
         train(model, optimizer, map(rows, range(4)))
     assert len(caught) == 1
@@ -292,17 +292,17 @@ def test_parts_that_fail_are_left_out_without_another_word() -> None:
 
 def test_parts_are_told_apart_by_name_and_must_be_equal() -> None:
     model = nn.ModuleDict({"qkv": nn.Linear(6, 12)})
-    constraint = MaxGain(model, {"qkv[q]": 0.1, "*": math.inf}, parts={"qkv": "qkv"})
+    constraint = MaxGain(model, {"qkv[q]": 0.1, "*": math.inf}, parts={"qkv": ("q", "k", "v")})
     model["qkv"](rows())
     constraint.step()
     assert [scale < 1 for scale in constraint.scales.values()] == [True, False, False]
     with pytest.raises(PatternError, match="12 outputs, which do not divide into 5"):
-        MaxGain(model, parts={"qkv": "abcde"})
-    for parts in (["qkv"], {"qkv": 3}, {"qkv": ("q", "q", "v")}):
+        MaxGain(model, parts={"qkv": tuple("abcde")})
+    for parts in (["qkv"], {"qkv": 3}, {"qkv": "qkv"}, {"qkv": ("q", "q", "v")}):
         with pytest.raises(PatternError, match="such as"):
             MaxGain(model, parts=parts)
     with pytest.raises(PatternError, match="'nowhere'"):
-        MaxGain(model, parts={"nowhere": "qkv"})
+        MaxGain(model, parts={"nowhere": ("q", "k")})
 
 
 @pytest.mark.parametrize("every", [1, 2])

@@ -135,7 +135,8 @@ def test_close_leaves_a_plain_module_behind_and_ends_the_curves():
     watching = watch(model, every=1, to=kept, log="all", parts={"0": ("q", "k")})
     fit(model, watching, steps=2)
     watching.close()
-    fit(model, watching, steps=2)
+    with pytest.warns(MeasurementWarning, match=r"closed.*Make another"):
+        fit(model, watching, steps=2)
     assert len(kept) == 2
     assert {"gain/0[q]", "gain/0[k]", "gain/2", "gain/4"} < kept[0][1].keys()
     assert not any(module._forward_hooks for module in model.modules())
@@ -150,7 +151,7 @@ def test_a_layer_that_is_measured_no_more_is_named_and_its_last_gain_is_not_writ
     fit(model, watching, steps=3)
     model[2].eval()
     model[4] = nn.Linear(8, 2)
-    said = r"not measured: '2' \(eval mode\)\..*not measured: '4' \(no longer in the model\)"
+    said = r"Not measured: '2' \(eval mode\)\..*Not measured: '4' \(no longer in the model\)"
     with pytest.warns(MeasurementWarning, match=said) as caught:
         fit(model, watching, steps=3)
     assert len(caught) == 1
@@ -234,7 +235,7 @@ def test_tensorboard(tmp_path):
 WRONG = [
     {"to": object()}, {"to": lambda numbers: None}, {"to": logging.getLogger("x")}, {"log": "best"}, {"jump": 1.0},
     {"jump": None}, {"warmup": None}, {"on_alarm": "stop"}, {"on_alarm": lambda: None}, {"gamma": 2.0},
-    {"growth": math.nan}, {"every": 0},
+    {"growth": math.nan}, {"every": 0}, {"every": True}, {"parts": {"0": "qk"}},
 ]  # fmt: skip
 
 

@@ -34,13 +34,15 @@ LONG = 63
 """Steps before the look that first says how often weights are cut hard, by more than 10 %: that at step 64."""
 TOO_OFTEN, NEARLY_ALWAYS = 0.25, 0.9
 """The share of steps that cut hard, from which on gamma is called too small: on average over the layers, and of one."""
+FRAMEWORKS = ("maxgain", "torch", "accelerate", "lightning", "pytorch_lightning", "transformers")
+"""Packages whose lines a warning does not point at."""
 TOLERANCE = 0.02
 """By which fraction of ``Wx`` half the weight may miss half of it: quantisation in training does."""
 
 
 # --- Why a layer is not bounded ---------------------------------------------------------------------------------------
 
-_AGAIN = "Make the constraint again"
+_AGAIN = "Call detach() and make the constraint again"
 COMPUTED, UNHELD, ADDED, NOT_CALLED = "computed weight", "no attached optimizer holds it", "added later", ""
 REMEDIES = {
     ADDED: f"{_AGAIN} to bound it.",
@@ -48,11 +50,11 @@ REMEDIES = {
     COMPUTED: f"Pruning or a parametrisation computes it now. {_AGAIN}.",
     "frozen": "Call requires_grad_() to train it.",
     "not attached": "Call attach(optimizer).",
-    "hook lost": f"{_AGAIN}, or call detach() and attach().",
+    "hook lost": "Call detach(), then attach(optimizer) again.",
     "eval mode": "Call model.train(), or pass exclude=….",
     UNHELD: "Attach the one that does, add it to yours with add_param_group(), or freeze it.",
-    NOT_CALLED: "Its weight is used directly (layer.forward(x), functional_call, DataParallel) or under no_grad, or "
-    "step() ran twice.",
+    NOT_CALLED: "Call the model with gradients before each step. A weight that is used directly (layer.forward(x), "
+    "functional_call, DataParallel) is not measured.",
 }
 """Each reason, as the constraint's table notes it, and what to do."""
 
@@ -106,15 +108,15 @@ def check_not_bounded(rows: list[Row]) -> Iterator[Finding]:
         is_free = row.is_bounded and row.reason == UNHELD
         if row.reason in (ADDED, COMPUTED) or (row.gradient and (row.size == -1 or is_free)):
             why = row.reason or "no training forward since the last step"
-            what = "bounded" if row.is_bounded else "measured"
-            yield f"Trained but not {what}: {{}} ({why}). {REMEDIES[row.reason]}", row.name, (row.reason, row.name)
+            what = "Trained but not bounded" if row.is_bounded else "Not measured"
+            yield f"{what}: {{}} ({why}). {REMEDIES[row.reason]}", row.name, (row.reason, row.name)
 
 
 def check_not_finite(rows: list[Row]) -> Iterator[Finding]:
     """Instances whose gain is not finite."""
     for row in rows:
         if row.dropped:
-            said = "Left out: gains of {} that are not finite. Look for inf or nan in the data."
+            said = "Left out: gains of {} that are not finite. Check the data and the learning rate."
             yield said, row.name, ("not finite", row.name)
 
 
@@ -304,11 +306,11 @@ def listed(names: list[str]) -> str:
 
 
 def warn(message: str) -> None:
-    """Warn at the user's line: the first frame outside of this package and torch."""
+    """Warn at the user's line: the first frame outside of this package, torch and the frameworks."""
     if not message:
         return
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("maxgain", "torch"):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in FRAMEWORKS:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, MeasurementWarning, stacklevel=level)
 

@@ -29,6 +29,8 @@ def choose_gamma(losses: Mapping[float, float], tolerance: float = 0.1) -> float
         >>> choose_gamma({1.25: 1.71, 1.5: 0.83, 2: 0.41, 3: 0.40, 4: 0.39})
         2
     """
+    if not isinstance(losses, Mapping):
+        raise ChoiceError(f"losses must map gammas to losses, such as {{1.5: 0.83, 2: 0.41}}, not {losses!r:.40}.")
     if not (isinstance(tolerance, Real) and 0 <= tolerance < math.inf):
         raise ChoiceError(f"tolerance must be a number from 0 on, not {tolerance!r:.40}.")
     if wrong := [gamma for gamma in losses if not (isinstance(gamma, Real) and gamma > 0)]:

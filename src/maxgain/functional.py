@@ -85,5 +85,5 @@ def norm(v: Tensor, p: float, dims: int) -> Tensor:
 def check_p(p: Any) -> float:
     """Return p if it names a norm."""
     if isinstance(p, bool) or not isinstance(p, int | float) or not p >= 1:
-        raise NormError(f"p must be a number from 1 to inf, not {p!r:.40}: below 1 it does not define a norm.")
+        raise NormError(f"p must be a number from 1 to float('inf'), not {p!r:.40}: no other defines a norm.")
     return float(p)

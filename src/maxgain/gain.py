@@ -20,7 +20,7 @@ from .constraint import NOT_FINITE, UNMEASURED, Constraint, buffers
 from .distributed import Group, full, gathered_parameters, is_flat_shard, is_sharded
 from .errors import MaxGainError
 from .functional import check_p, gain, norm, project_, without_bias
-from .layers import Bound, Globs, Layer, check_instance, first_input
+from .layers import Bound, Globs, Layer, check_every, check_instance, first_input
 
 __all__ = ["MaxGain", "gain", "project_", "record"]
 
@@ -78,9 +78,7 @@ class MaxGain(Constraint):
         exclude: Globs = (),
         process_group: Group = None,
     ) -> None:
-        self.p, self.instance, self.every = check_p(p), check_instance(instance), every
-        if not isinstance(every, int) or every < 1:
-            raise MaxGainError(f"every must be a whole number from 1 on, not {every!r:.40}.")
+        self.p, self.instance, self.every = check_p(p), check_instance(instance), check_every(every)
         self._mask: Tensor | None = None
         self.mask_uses = 0
         """How many forwards of layers took the mask."""

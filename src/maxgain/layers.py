@@ -292,7 +292,7 @@ def look_up(module: nn.Module, *, rescale: bool = True) -> tuple[LayerKind | Non
         reason = "it keeps no running variance (track_running_stats=False)"
     elif weight is module:
         if rescale or kind.diagonal is not None:
-            reason = f"its {kind.weight!r} is computed (a parametrisation, pruning, weight norm)"
+            reason = f"its {kind.weight!r} is computed by a parametrisation, pruning or weight norm: remove that first"
     elif is_lazy(weight):
         reason = "its size is unknown before a first batch: run one, then make the constraint"
     elif not weight.is_floating_point() or weight.element_size() < 2 or weight.layout != torch.strided:
@@ -302,7 +302,7 @@ def look_up(module: nn.Module, *, rescale: bool = True) -> tuple[LayerKind | Non
 
 def _split(layer: Layer, blocks: Iterable[str]) -> list[Layer]:
     """The equal blocks of a layer's outputs, by their names."""
-    names: list[Any] = list(blocks) if isinstance(blocks, Iterable) else [blocks]
+    names: list[Any] = list(blocks) if isinstance(blocks, Iterable) and not isinstance(blocks, str) else []
     why, outputs = "", layer.parameter.shape[layer.kind.output_dim]
     if not names or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
         why = f"needs a name for each part, such as ('q', 'k', 'v'), not {blocks!r:.60}"
@@ -348,6 +348,13 @@ def check_instance(instance: Any) -> Any:
     return instance
 
 
+def check_every(every: Any) -> int:
+    """Return a number of steps."""
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise MaxGainError(f"every must be a whole number from 1 on, not {every!r:.40}.")
+    return every
+
+
 # --- Bounds and globs -------------------------------------------------------------------------------------------------
 
 
@@ -368,7 +375,10 @@ def resolve_bounds(bound: Bound, names: list[str], what: str, skipped: Iterable[
                 f"a bound), or a mapping of layer names to them, not {said}."
             )
         if not any(matches(name, glob) for name in (*names, *skipped)):
-            raise PatternError(f"the pattern {glob!r} of {what} matches no layer; the layers are {_listed(names)}.")
+            hint = " Name the blocks in parts=… first." if glob.endswith("]") else ""
+            raise PatternError(
+                f"the pattern {glob!r} of {what} matches no layer; the layers are {_listed(names)}.{hint}"
+            )
     bounds = []
     for name in names:
         matching = [float(value) for glob, value in by_glob.items() if matches(name, glob)]

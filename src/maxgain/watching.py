@@ -27,7 +27,7 @@ from .constraint import Constraint
 from .distributed import max_over_ranks
 from .errors import MaxGainError
 from .gain import MaxGain
-from .layers import ITSELF
+from .layers import ITSELF, check_every
 
 Log = Literal["worst", "all"]
 Send = Callable[[dict[str, float], int], Any]
@@ -51,6 +51,7 @@ class Watch:
     _seen: dict[str, float] = field(default_factory=dict)
     """How often each layer was measured until the last logged step."""
     _pending: tuple[int, Tensor, Any] | None = None
+    _is_closed: bool = False
 
     def log(self, step: int) -> None:
         """End a step: every k-th time, write its gains and raise alarms.
@@ -59,6 +60,9 @@ class Watch:
         next. Where several ranks train one model, all of them call this.
         """
         step = operator.index(step)
+        if self._is_closed:
+            warn("This watch is closed, so nothing is measured or written. Make another with watch(model).")
+            return
         if self.is_own:
             self.constraint.step()
         elif not self._calls and not self.constraint._attached:
@@ -101,6 +105,7 @@ class Watch:
         """Take the measurement out of the model, and handle the last numbers."""
         if self.is_own:
             self.constraint.detach()
+            self._is_closed = True
         self.flush()
 
     @property
@@ -188,7 +193,6 @@ def watch(
     """
     for name, value, is_valid, what in (
         ("log", log, log in ("worst", "all"), "'worst' or 'all'"),
-        ("every", every, isinstance(every, int) and every >= 1, "a whole number from 1 on"),
         ("jump", jump, isinstance(jump, int | float) and jump > 1, "a number above 1 (inf: never an alarm)"),
         ("growth", growth, isinstance(growth, int | float) and growth > 1, "a number above 1 (inf: never an alarm)"),
         ("warmup", warmup, isinstance(warmup, int | float) and warmup >= 0, "a number of steps"),
@@ -196,6 +200,7 @@ def watch(
     ):
         if not is_valid:
             raise MaxGainError(f"{name} must be {what}, not {value!r:.40}.")
+    check_every(every)
     if "gamma" in options:
         raise MaxGainError(
             "watch() bounds nothing: pass it MaxGain(model, gamma).attach(optimizer) in place of the model."

@@ -123,7 +123,7 @@ class Comparison:
             scores = f"{counted(len(results), 'score')} at chance ({100 * self.chance:.3g} %)"
             rate = self.plan.recipe.learning_rate / 10
             other = "more epochs" if self.plan.recipe.optimiser == "adam" else "the optimizer adam"
-            return f"No run learned anything: {scores}. Try a learning rate of {rate:g}, or {other}"
+            return f"No run learned anything: {scores}. Try {other}, or a learning rate of {rate:g}"
         if not self.contrasts:
             best = max(self.rows, key=lambda row: row.mean or 0.0)
             return f"{best.label} has {self.score} accuracy {percent(best.mean, best.standard_error)} %"

@@ -218,7 +218,7 @@ class Run:
         if hashlib.sha256(content).hexdigest() != self.result.weights_sha256:
             raise FileError(f"{path} is damaged or of another run: its SHA-256 is not the one in {RESULT}.")
         if network is None and config.recipe.network not in NETWORKS:
-            raise RecipeError(f"the network in {self.folder} is your own: pass its function.", field="network")
+            raise RecipeError(f"the network in {self.folder} is your own: call model(FUNCTION).", field="network")
         with torch.random.fork_rng(devices=[]):
             model = build_model(config.recipe, config.shape, config.classes, network)
         try:

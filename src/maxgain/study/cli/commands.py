@@ -25,6 +25,7 @@ from ..recipe import RECIPES, Recipe
 from ..regularisers import REGULARISERS
 from ..report import early_curve, gain_boxes
 from ..report.figures import gains_of
+from ..result import RESULT
 from ..run import Run
 from ..running import Machine
 from ..sentences import counted
@@ -195,6 +196,8 @@ def inspect(folder: Positional[Path], *, out: Path | None = None) -> None:
         folder: the run's folder
         out: picture of the gains; None: gains.png in the folder
     """
+    if (folder / "runs").is_dir() and not (folder / RESULT).exists():
+        raise FileError(f"{folder} has several runs: inspect one of those in {folder / 'runs'}.")
     run = Run(folder)
     result = run.result
     if not result.gains:

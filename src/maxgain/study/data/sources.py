@@ -280,7 +280,7 @@ _ROWS: tuple[Source, ...] = (
         read=lambda source, where, fold, side: replace(read_folder(where, side), fold=fold),
         what="your own images, one folder for each class",
         size="as many as there are, resized and cropped",
-        remedy="choose one that has a folder of images for each class",
+        remedy="choose one with a folder of images for each class",
     ),
 )
 DATASETS = Table("dataset", DataError, {source.name: source for source in _ROWS})
@@ -308,7 +308,9 @@ def load(
         raise DataError(f"{name} has images of one size.", field="image_size")
     where = source.find(root)
     if where is None:
-        missing = f"no folder {' or '.join(source.folders)}".strip()
+        if not any(source.folders):
+            raise DataError(f"there is no folder {root}: {source.remedy}.", field="data")
+        missing = f"no folder {' or '.join(source.folders)}"
         raise DataError(f"{name} is not in {root} ({missing}): {source.remedy}, or set MAXGAIN_DATA.", field="data")
     try:
         return source.read(source, where, fold, size)

@@ -114,7 +114,10 @@ def cross_validate(dataset: Dataset, fold: int | None, folds: int) -> Dataset:
         raise DataError(f"{folds}-fold cross-validation has folds 0 to {folds - 1}, not {fold}.", field="fold")
     pool = dataset.train.join(dataset.validation)
     if len(pool) < folds:
-        raise DataError(f"{dataset.name} has only {len(pool)} images for {folds} folds.", field="cross_validation")
+        raise DataError(
+            f"{dataset.name} has only {len(pool)} images for training and validation: too few for {folds} folds.",
+            field="cross_validation",
+        )
     parts = stratified(pool.labels.numpy(), *(number / folds for number in range(1, folds)))
     following = (fold + 1) % folds
     rest = np.concatenate([part for number, part in enumerate(parts) if number not in (fold, following)])
