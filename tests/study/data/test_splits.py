@@ -1,6 +1,7 @@
 """Splits are stratified, disjoint and stable, and arrays of one's own become data sets."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,6 +41,9 @@ def test_cross_validation():
         assert fold.test.labels.bincount().tolist() == [5] * 4
         assert torch.equal(fold.validation.images, following.test.images)
         assert len(torch.cat([part.images for part in (fold.train, fold.validation, fold.test)]).unique(dim=0)) == 80
+    assert folds[0].note == ""
+    rare = replace(dataset, classes=tuple("abcde"))
+    assert cross_validate(rare, 0, 4).note == "classes with fewer images than folds: e"
     for fold in (None, 4, -1):
         with pytest.raises(DataError) as caught:
             cross_validate(dataset, fold, 4)
@@ -123,6 +127,7 @@ def test_items():
     "test",
     [
         3,
+        np.zeros((4, 3, 2, 2)),
         (np.zeros((4, 2, 2)), np.zeros(4)),
         (np.zeros((4, 3, 2, 2)), np.zeros(3)),
         (np.zeros((4, 3, 2, 2)), np.full(4, 0.5)),

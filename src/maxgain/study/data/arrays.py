@@ -73,7 +73,7 @@ def _split(part: str, given: Any) -> Split:
     """A pair of images and labels, or a torch data set, as bytes and whole numbers."""
     if isinstance(given, tuple | list) and len(given) == 2:
         images, labels = _tensor(f"{part} images", given[0]), _tensor(f"{part} labels", given[1])
-    elif hasattr(given, "__getitem__") and hasattr(given, "__len__"):
+    elif hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, Tensor | np.ndarray):
         images, labels = _items(part, given)
     else:
         raise DataError(f"{part} must be a pair (images, labels) or a torch data set, not {type(given).__name__}.")

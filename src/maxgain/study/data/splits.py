@@ -118,10 +118,15 @@ def cross_validate(dataset: Dataset, fold: int | None, folds: int) -> Dataset:
             f"{dataset.name} has only {len(pool)} images for training and validation: too few for {folds} folds.",
             field="cross_validation",
         )
+    counts = torch.bincount(pool.labels, minlength=len(dataset.classes)).tolist()
+    rare = [name for name, count in zip(dataset.classes, counts, strict=True) if count < folds]
+    note = f"classes with fewer images than folds: {', '.join(rare)}" if rare else ""
     parts = stratified(pool.labels.numpy(), *(number / folds for number in range(1, folds)))
     following = (fold + 1) % folds
     rest = np.concatenate([part for number, part in enumerate(parts) if number not in (fold, following)])
-    return replace(dataset, train=pool[rest], validation=pool[parts[following]], test=pool[parts[fold]], fold=fold)
+    train, validation, test = pool[rest], pool[parts[following]], pool[parts[fold]]
+    note = "; ".join(filter(None, (dataset.note, note)))
+    return replace(dataset, train=train, validation=validation, test=test, fold=fold, note=note)
 
 
 def stratified(labels: NDArray[Any], *fractions: float) -> list[NDArray[np.intp]]:
