@@ -44,9 +44,9 @@ def test_a_first_session(maxgain, tmp_path) -> None:
     code, out, _ = maxgain("inspect", "runs/digits-maxgain=2-seed0")
     assert (code, "classifier.fc1" in out) == (0, True)
     assert (tmp_path / "runs/digits-maxgain=2-seed0/gains.png").exists()
-    code, out, _ = maxgain("tune", "digits", "--grid", "maxgain=0.1,2", "--jobs", "1", *QUICK)
+    code, out, _ = maxgain("tune", "digits", "--grid", "maxgain=0.1,2", "--jobs", "1", "--data", ".", *QUICK)
     assert (code, "chosen: maxgain=2" in out) == (0, True)
-    assert "next: maxgain train digits --regulariser maxgain=2 --network mlp --epochs 2" in out
+    assert "next: maxgain train digits --regulariser maxgain=2 --network mlp --epochs 2 --data ." in out
     code, out, _ = maxgain("compare", "digits", "--rows", "none", "maxgain=2", "--folds", "3", "--jobs", "1", *QUICK)
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80

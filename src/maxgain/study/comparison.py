@@ -120,7 +120,7 @@ class Comparison:
         if not results:
             return f"No result: none of the {counted(sum(row.planned for row in self.rows), 'run')} has finished"
         if all(_is_guess(result, self.score, self.chance) for result in results):
-            scores = f"{counted(len(results), 'score')} at chance ({100 * self.chance:.3g} %)"
+            scores = f"0 of {counted(len(results), 'score')} clearly above chance ({100 * self.chance:.3g} %)"
             rate = self.plan.recipe.learning_rate / 10
             other = "more epochs" if self.plan.recipe.optimiser == "adam" else "the optimizer adam"
             return f"No run learned anything: {scores}. Try {other}, or a learning rate of {rate:g}"

@@ -119,14 +119,15 @@ def tune(
     rule: Tuned = "early" if early else by
     tuned = api.tune(recipe.name, recipe.regulariser, by=rule, **_passed_on(where, recipe))
     console.print(str(tuned))
+    same = (*_changed(recipe), *(("--data", where.data) if where.data else ()))
     if early:
         _draw(early_curve(tuned.results, tuned.numbers["maxgain"]), tuned.folder / "early.png")
         console.print("A first look: the early rule failed its test. Check its choice by validation accuracy:")
         near = ",".join(f"{tuned.numbers['maxgain'] * factor:.3g}" for factor in NEAR)
         grid = ("--regulariser", recipe.regulariser, "--grid", f"maxgain={near}")
-        suggest(("tune", recipe.name, *grid, *_changed(recipe)))
+        suggest(("tune", recipe.name, *grid, *same))
     else:
-        suggest(("train", recipe.name, "--regulariser", tuned.best, *_changed(recipe)))
+        suggest(("train", recipe.name, "--regulariser", tuned.best, *same))
 
 
 def compare(
