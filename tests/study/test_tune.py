@@ -57,6 +57,12 @@ def test_points(regulariser, grid, budget, expected) -> None:
     assert [numbers_of(point, open_parts(regulariser)) for point in points] == expected
 
 
+@pytest.mark.parametrize(("score", "is_said"), [(0.1, True), (0.5, False)])
+def test_a_choice_among_guesses_is_said_to_mean_nothing(score, is_said, caplog) -> None:
+    tune(recipe("maxgain"), Fake(lambda gamma: score), "grid", budget=3)
+    assert ("above chance" in caplog.text) == is_said
+
+
 def test_all_rows_get_the_same_budget() -> None:
     for row in ("maxgain", "maxgain+dropout", "maxgain+dropout+weightdecay"):
         assert len(grid_recipes(recipe(row), {}, 8)) == 8

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 import importlib
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from maxgain.errors import MissingExtraError
 
 from . import _files, sentences, statistics
 from .plan import Plan
 from .recipe import Recipe, parse, short_name
-from .result import Result
+from .result import Result, Score, correct_images, is_guess
 from .sentences import counted, listed, p_equals, p_value, percent, points, reach
 from .statistics import Difference, Scores, Verdict
 
@@ -34,8 +32,6 @@ COMPARED: dict[Verdict, str] = {
     "inconclusive": "Cannot tell {} from {}",
 }
 """Some rows and their baseline in a title."""
-
-Score = Literal["test", "validation"]
 
 
 @dataclass(frozen=True)
@@ -119,7 +115,7 @@ class Comparison:
         results = [result for runs in self.results.values() for result in runs]
         if not results:
             return f"No result: none of the {counted(sum(row.planned for row in self.rows), 'run')} has finished"
-        if all(_is_guess(result, self.score, self.chance) for result in results):
+        if all(is_guess(result, self.score) for result in results):
             scores = f"0 of {counted(len(results), 'score')} clearly above chance ({100 * self.chance:.3g} %)"
             rate = self.plan.recipe.learning_rate / 10
             other = "more epochs" if self.plan.recipe.optimiser == "adam" else "the optimizer adam"
@@ -300,7 +296,7 @@ def _contrasts(
     analyses = [statistics.paired, statistics.pooled]
     decides, checks = analyses if plan.decide_by == "paired" else reversed(analyses)
     scores = {name: row.scores for name, row in rows.items()}
-    correct = {row: [_correct(result) for result in runs if result.correct] for row, runs in results.items()}
+    correct = {row: [correct_images(result) for result in runs if result.correct] for row, runs in results.items()}
     contrasts = []
     for pair, difference, check, guess in zip(
         plan.contrasts, tests(decides, scores), tests(checks, scores), tests(decides, guessed), strict=True
@@ -323,22 +319,7 @@ def _contrasts(
     return tuple(contrasts)
 
 
-def _correct(result: Result) -> NDArray[np.bool_]:
-    """Which test images were classified correctly; packing padded them to whole bytes."""
-    bits = np.unpackbits(np.frombuffer(base64.b64decode(result.correct), np.uint8))
-    images = round(bits.sum() / result.test_accuracy) if result.test_accuracy else len(bits)
-    return bits[:images].astype(bool)
-
-
 # Words
-
-
-def _is_guess(result: Result, score: Score, chance: float) -> bool:
-    """Whether neither the score nor the training accuracy exceeds chance by more than three standard errors."""
-    images = len(_correct(result)) if score == "test" and result.correct else result.validation_images
-    limit = chance + 3 * math.sqrt(chance * (1 - chance) / images) if images else chance
-    score_of_run: float = getattr(result, f"{score}_accuracy")
-    return max(score_of_run, result.train_accuracy or 0.0) <= limit
 
 
 def _headline(contrasts: Sequence[Contrast], labels: Mapping[str, str], rope: float | None) -> str:

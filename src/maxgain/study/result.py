@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,8 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 import safetensors.torch
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from maxgain import measure_gains, operator_norms
@@ -31,6 +35,7 @@ CONFIG, METRICS, RESULT, WEIGHTS = "config.json", "metrics.jsonl", "result.json"
 GAIN_EPOCHS = 10
 """How many epochs of gains a result keeps; metrics.jsonl has all of them."""
 
+Score = Literal["test", "validation"]
 Number = float | None
 Quantiles = tuple[Number, Number, Number, Number, Number]
 """Minimum, quartiles and maximum; None where no gain is finite."""
@@ -142,6 +147,21 @@ class Result(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Of each file of the data."""
     note: str = ""
     command: str = ""
+
+
+def correct_images(result: Result) -> NDArray[np.bool_]:
+    """Which test images were classified correctly; packing padded them to whole bytes."""
+    bits = np.unpackbits(np.frombuffer(base64.b64decode(result.correct), np.uint8))
+    images = round(bits.sum() / result.test_accuracy) if result.test_accuracy else len(bits)
+    return bits[:images].astype(bool)
+
+
+def is_guess(result: Result, score: Score) -> bool:
+    """Whether neither the score nor the training accuracy exceeds chance by more than three standard errors."""
+    chance = 1 / result.classes if result.classes else 0.0
+    images = len(correct_images(result)) if score == "test" and result.correct else result.validation_images
+    limit = chance + 3 * math.sqrt(chance * (1 - chance) / images) if images else chance
+    return max(getattr(result, f"{score}_accuracy") or 0.0, result.train_accuracy or 0.0) <= limit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from maxgain.text import text_table
 from ._names import unknown
 from .plan import Tuned
 from .recipe import Chosen, Recipe, fill, open_parts
-from .result import Result
+from .result import Result, is_guess
 from .sentences import counted
 
 FILE = "tuning.json"
@@ -118,6 +118,8 @@ def tune(
         else:
             results = list(run(grid_recipes(recipe, grid, budget)))
         chosen = best(results, parts)
+        if all(is_guess(result, "validation") for result in results):
+            log.warning("no score is clearly above chance, so the choice means nothing: try other values")
     results.sort(key=lambda result: [*numbers_of(result.recipe, parts).values()])
     return Tuning(recipe, by, tuple(results), chosen)
 
