@@ -155,6 +155,7 @@ def test_a_search_beside_a_run_of_the_same_recipe(tmp_path):
         runs = [made_result(one, 0.9, validation=0.9) for one in recipes]
         write_choice(write(tmp_path / folder, None, runs), f"maxgain={values[0]}", "first", runs)
     write(tmp_path / "run", None, [made_result(replace(recipe, regulariser="maxgain=2"), 0.91)])
+    write_choice(tmp_path / "run", "maxgain=7", "gone", [made_result(replace(recipe, regulariser="maxgain=7"), 0.9)])
     shown = page(tmp_path)
     assert [title.partition(" ")[0] for title in shown.headings["h2"]] == ["maxgain=1.5", "maxgain=2", "digits,"]
     assert "Chosen: maxgain=1.5 (first)." in shown.folded

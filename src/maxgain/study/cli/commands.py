@@ -291,7 +291,7 @@ def demo(
     epochs: int = RECIPES["noisy-digits"].epochs,
     budget: int = 6,
 ) -> None:
-    """Compare regularisers on digits with a third of the labels random, in a few minutes.
+    """Compare regularisers on digits with a third of the labels random, in two minutes.
 
     Args:
         out: folder of the results
@@ -314,7 +314,8 @@ def demo(
     )
     console.print(str(compared))
     shown = {row: compared.results[row][0] for row in ("none", "maxgain") if compared.results.get(row)}
-    _draw(gain_boxes(shown), out / "gains.png")
+    if shown:
+        _draw(gain_boxes(shown), out / "gains.png")
     suggest(("report", out))
 
 

@@ -93,7 +93,8 @@ def _sections(folder: Path, found: Sequence[tuple[Path, Result]]) -> list[Sectio
         choice = _files.read_json(home / TUNING, Choice)
         tried = {file: result for file, result in found if home in file.parents and result.key in choice.runs}
         searched |= tried.keys()
-        sections.append(_search(list(tried.values()), choice))
+        if tried:
+            sections.append(_search(list(tried.values()), choice))
     # Of the rest, runs without a test score that differ in their numbers alone are a search.
     alike: dict[tuple[Recipe, bool], list[Result]] = {}
     for result in {result.key: result for file, result in found if file not in searched}.values():
