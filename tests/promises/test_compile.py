@@ -60,7 +60,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "p = 3": {"p": 3},
     "samples": {"instance": "sample"},
     "every": {"every": 2, "sizes": (4, 4, 4, 4)},
-    "parts": {"parts": {"4": "abcde"}},
+    "parts": {"parts": {"4": [*"abcde"]}},
     "float bounds by glob": {"gamma": {"4": 0.1, "*": 0.3}},
 }
 

@@ -284,12 +284,14 @@ def watched(rank: int) -> Any:
     return [str(one) for one in written]
 
 
-PARTS = partial(MaxGain, parts={"1": "abc"})
+PARTS = partial(MaxGain, parts={"1": [*"abc"]})
 SHARDED = {
     "MaxGain": partial(sharded, make=MaxGain, bound=0.3),
     "MaxGain, made before": partial(sharded, make=MaxGain, bound=0.3, how="early"),
     "MaxGain, own forwards": partial(sharded, make=MaxGain, bound=0.1, net=own_forwards, steps=3),
-    "MaxGain, parts": partial(sharded, make=partial(MaxGain, parts={"0": "abcdefg", "4": "abc"}), bound=0.2, steps=3),
+    "MaxGain, parts": partial(
+        sharded, make=partial(MaxGain, parts={"0": [*"abcdefg"], "4": [*"abc"]}), bound=0.2, steps=3
+    ),
     "MaxGain, parts along another dimension": partial(sharded, make=PARTS, bound=0.2, net=transposed),
     "MaxGain, parts, compiled": partial(sharded, make=PARTS, bound=0.2, net=transposed, how="compiled"),
     "Lipschitz, p = 2": partial(sharded, make=Lipschitz, bound=0.3),
