@@ -67,3 +67,19 @@ def test_a_worker_and_a_node_are_killed(cluster, tmp_path) -> None:
     assert stopped == ["worker", "node"]
     assert [len(row.scores) for row in comparison.rows] == [3, 3]
     assert {result.status for result in load(tmp_path / "out")} == {"ok"}
+
+
+def test_a_run_whose_workers_all_die_is_a_fault_of_the_machine(cluster, tmp_path, monkeypatch) -> None:
+    parent = os.getpid()
+
+    def network(shape, classes) -> nn.Module:
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return nn.Sequential(nn.Flatten(), nn.Linear(4, classes))
+
+    monkeypatch.setattr("maxgain.study._ray.RETRIES", 0)
+    part = (torch.rand(24, 1, 2, 2), torch.arange(24) % 2)
+    data = dataset("tiny", train=part, test=part)
+    machine = Machine(engine="ray", device="cpu")
+    comparison = compare(data, ["none"], seeds=1, network=network, out=tmp_path, epochs=1, machine=machine)
+    assert [(result.fault, "Ray worker died" in result.error) for result in comparison.failed] == [("machine", True)]

@@ -51,8 +51,10 @@ class Cluster:
         try:
             sent = self.task.remote(replace(task, folder=task.folder.absolute()))
             found: tuple[Result, dict[str, bytes]] = self.ray.get(sent)
-        except Exception as error:
+        except self.ray.exceptions.RayTaskError as error:  # what training raised
             raise RunError(f"its Ray worker failed: {str(error).splitlines()[0]}") from error
+        except self.ray.exceptions.RayError as error:  # workers or nodes died too often
+            return task.failed(f"its Ray worker died: {str(error).splitlines()[0]}")
         for name, content in found[1].items():
             _files.write(task.folder / name, content)
         return found[0]
