@@ -233,10 +233,8 @@ def find_layers(
         if kind is None or reason is not None:
             found.skipped[name] = str(reason)
         else:
-            layer, blocks = (
-                Layer(name, module, kind, own_forward),
-                [parts[glob] for glob in parts if matches(name, glob)],
-            )
+            layer = Layer(name, module, kind, own_forward)
+            blocks = [some for glob, some in parts.items() if matches(name, glob)]
             found.layers.extend(_split(layer, blocks[0]) if blocks else [layer])
     if unused:
         glob = sorted(unused)[0]
