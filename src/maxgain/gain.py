@@ -207,7 +207,8 @@ class _Hook(_torch.ForwardHook):
             z, vector, variance, eps = None, module.weight, module.running_var, float(module.eps)
         elif kind.form == "affine":
             vector, channel_dims = getattr(module, "bias", None), kind.dims or 1
-            vector = full(vector) if vector is not None and is_sharded(vector) else vector
+            if vector is not None and not self.is_whole and is_sharded(vector):
+                vector = full(vector)
             if layer.part is not None:
                 z = z.narrow(-channel_dims, *layer.part)
                 vector = None if vector is None else vector.narrow(0, *layer.part)
