@@ -228,7 +228,7 @@ def compare(plan: Plan, results: Sequence[Result]) -> Comparison:
     }
     every = [result for runs in finished.values() for result in runs]
     score: Score = "validation" if any(result.test_accuracy is None for result in every) else "test"
-    chance = next((1 / result.classes for result in found.values() if result.classes), 0.0)
+    chance = max((result.chance for result in found.values()), default=0.0)
     accuracies = {result.recipe.key: getattr(result, f"{score}_accuracy") for result in every}
     guesses = {key: chance for key, result in found.items() if result.fault == "training"}
     rows = {row: _row(plan, row, recipes[row], accuracies, guesses) for row in plan.rows}

@@ -148,6 +148,11 @@ class Result(msgspec.Struct, kw_only=True, omit_defaults=True):
     note: str = ""
     command: str = ""
 
+    @property
+    def chance(self) -> float:
+        """The accuracy of guessing."""
+        return 1 / self.classes if self.classes else 0.0
+
 
 def correct_images(result: Result) -> NDArray[np.bool_]:
     """Which test images were classified correctly; packing padded them to whole bytes."""
@@ -158,7 +163,7 @@ def correct_images(result: Result) -> NDArray[np.bool_]:
 
 def is_guess(result: Result, score: Score) -> bool:
     """Whether neither the score nor the training accuracy exceeds chance by more than three standard errors."""
-    chance = 1 / result.classes if result.classes else 0.0
+    chance = result.chance
     images = len(correct_images(result)) if score == "test" and result.correct else result.validation_images
     limit = chance + 3 * math.sqrt(chance * (1 - chance) / images) if images else chance
     return max(getattr(result, f"{score}_accuracy") or 0.0, result.train_accuracy or 0.0) <= limit

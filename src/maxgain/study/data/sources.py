@@ -117,22 +117,6 @@ def read_folds(source: Source, where: Path, fold: int | None, side: int | None) 
     return made if size == published else replace(made, note=note)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Released(Source):
-    """Files with a published split into training and test images; validation is a stretch of the former."""
-
-    read_file: Callable[[Path, int, int], tuple[Bytes, Bytes]]
-    """Reads a file, from its path and the numbers of images and classes."""
-    optional: dict[str, int] = field(default_factory=dict)
-    """More training images, for those who have them."""
-    test: str
-    """The file that is tested on; all others are trained on."""
-    train: slice
-    validation: slice
-    downloads: dict[str, str]
-    """SHA-256 by address: of a data file, or of a .tar.gz archive of all files."""
-
-
 def read_released(source: Released, where: Path, fold: int | None, side: int | None) -> Dataset:
     """All files that are there; `note` names what differs from the published set."""
     counts = source.files | {file: count for file, count in source.optional.items() if (where / file).exists()}
@@ -149,6 +133,23 @@ def read_released(source: Released, where: Path, fold: int | None, side: int | N
     if altered := [file for file, found in made.sha256.items() if known.get(file, found) != found]:
         notes.append(f"not the published {', '.join(altered)}, by SHA-256")
     return replace(made, note="; ".join(notes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released(Source):
+    """Files with a published split into training and test images; validation is a stretch of the former."""
+
+    read: Callable[[Any, Path, int | None, int | None], Dataset] = read_released
+    read_file: Callable[[Path, int, int], tuple[Bytes, Bytes]]
+    """Reads a file, from its path and the numbers of images and classes."""
+    optional: dict[str, int] = field(default_factory=dict)
+    """More training images, for those who have them."""
+    test: str
+    """The file that is tested on; all others are trained on."""
+    train: slice
+    validation: slice
+    downloads: dict[str, str]
+    """SHA-256 by address: of a data file, or of a .tar.gz archive of all files."""
 
 
 # --- Published formats: a file in, uint8 images (N, C, H, W) and labels from 0 out; ValueError where it is damaged
@@ -210,7 +211,6 @@ _ROWS: tuple[Source, ...] = (
         folds=10,
     ),
     Released(
-        read=read_released,
         name="cifar10",
         what="photographs of animals and vehicles",
         size="60,000 colour images of 32×32, 10 classes",
@@ -227,7 +227,6 @@ _ROWS: tuple[Source, ...] = (
         },
     ),
     Released(
-        read=read_released,
         name="cifar100",
         what="photographs of animals, plants and things",
         size="60,000 colour images of 32×32, 100 classes",
@@ -245,7 +244,6 @@ _ROWS: tuple[Source, ...] = (
         },
     ),
     Released(
-        read=read_released,
         name="svhn",
         what="house numbers from street photographs",
         size="630,420 colour images of 32×32, 10 classes",
