@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from maxgain import MaxGain, operator_norms, register_layer
-from maxgain.lipschitz.network import PARTS, part_constant
+from maxgain.lipschitz.network import FUNCTIONS, PARTS, part_constant
 
 PS = [1, 2, math.inf]
 ACTIVATIONS = [
@@ -37,6 +37,16 @@ def test_every_elementwise_part_is_tried_above() -> None:
     untried = {kind for kind in PARTS if "Pool" not in kind.__name__} - set(map(type, ACTIVATIONS))
     assert untried == {nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d}
     assert part_constant(nn.Softplus(threshold=1.0), 2) is None, "it jumps there"
+
+
+def test_a_function_does_what_the_module_of_its_name_does() -> None:
+    x, tried = torch.linspace(-9, 9, 101), set[str]()
+    for function, kind in FUNCTIONS.items():
+        if any(kind is type(activation) for activation in ACTIVATIONS):
+            called = getattr(torch.Tensor, function) if isinstance(function, str) else function
+            assert torch.equal(called(x.clone()), kind()(x)), function
+            tried.add(kind.__name__)
+    assert tried == {type(activation).__name__ for activation in ACTIVATIONS}
 
 
 @pytest.mark.parametrize(
@@ -132,6 +142,8 @@ class Activated(nn.Module):
         (Around(lambda fc, x: (y := fc(x), y)), "other than one tensor"),
         (Around(lambda fc, x: fc(x) if x.sum() > 0 else fc(-x)), "cannot be traced"),
         (Around(lambda fc, x: F.dropout(fc(x))), "'dropout'"),
+        (Around(lambda fc, x: F.dropout1d(fc(x), 0.1, True)), "'dropout1d'"),
+        (Around(lambda fc, x: F.avg_pool1d(fc(x), x.shape[-1])), "'avg_pool1d'"),
         (nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)), "'1' (LayerNorm)"),
         (nn.Sequential(nn.Linear(3, 3), nn.Softmax(-1)), "'1' (Softmax)"),
         (nn.Sequential(nn.Flatten(), SteepNorm(3)), ""),

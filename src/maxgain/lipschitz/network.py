@@ -7,7 +7,7 @@ and normalisation by the input are not such chains, and nothing is claimed for t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext, suppress
 from operator import getitem
 from typing import Any
@@ -29,8 +29,7 @@ def chain_constant(model: nn.Module, norms: Mapping[nn.Module, float], p: float)
     ``norms`` has the operator norms of the parts that are linear.
     """
     model = getattr(model, "_orig_mod", model)
-    modules = dict(model.named_modules())
-    for name, module in modules.items():
+    for name, module in model.named_modules():
         what = f"{name!r} ({type(module).__name__})" if name else type(module).__name__
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
             is_ours = isinstance(hook, _torch.ForwardHook) or isinstance(getattr(hook, "__self__", None), nullcontext)
@@ -40,34 +39,33 @@ def chain_constant(model: nn.Module, norms: Mapping[nn.Module, float], p: float)
             raise NotAChainError(f"the forward of {what} was replaced")
     if model in norms:
         return norms[model]
-    return math.prod(_constant(link, modules, norms, p) for link in _links(model, norms))
-
-
-def _links(model: nn.Module, leaves: Iterable[nn.Module]) -> list[fx.Node]:
-    """Return the operations of a forward, each of which takes the result of the one before it, and nothing else."""
-    try:
-        graph = _Tracer(leaves).trace(model)
-    except Exception as error:  # a forward is arbitrary code
-        raise NotAChainError(f"the forward of {type(model).__name__} cannot be traced") from error
-    nodes = [node for node in graph.nodes if not _is_shape(node)]
-    for before, node in zip([None, *nodes[:-1]], nodes, strict=True):
-        inputs = [n for n in node.all_input_nodes if not _is_shape(n)]
-        if inputs != ([] if before is None else [before]):
-            raise NotAChainError(f"the graph branches or joins at {_title(node)!r}")
-    if nodes[-1].args[0] is not nodes[-2]:
-        raise NotAChainError("the forward returns something other than one tensor")
-    return nodes[1:-1]
+    return math.prod(_constant(link, model, norms, p) for link in _links(model, norms))
 
 
 class _Tracer(fx.Tracer):
     """Traces into every module but torch's own and the given ones."""
 
-    def __init__(self, leaves: Iterable[nn.Module]) -> None:
-        super().__init__()
-        self.leaves = set(leaves)
+    leaves: Collection[nn.Module] = ()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return m in self.leaves or super().is_leaf_module(m, module_qualified_name)
+
+
+def _links(model: nn.Module, leaves: Collection[nn.Module]) -> list[fx.Node]:
+    """Return the operations of a forward, each of which takes the result of the one before it, and nothing else."""
+    tracer = _Tracer()
+    tracer.leaves = leaves
+    try:
+        graph = tracer.trace(model)
+    except Exception as error:  # a forward is arbitrary code
+        raise NotAChainError(f"the forward of {type(model).__name__} cannot be traced") from error
+    nodes = [node for node in graph.nodes if not _is_shape(node)]
+    for before, node in zip([None, *nodes[:-1]], nodes, strict=True):
+        if [n for n in node.all_input_nodes if not _is_shape(n)] != ([] if before is None else [before]):
+            raise NotAChainError(f"the graph branches or joins at {_title(node)!r}")
+    if nodes[-1].args[0] is not nodes[-2]:
+        raise NotAChainError("the forward returns something other than one tensor")
+    return nodes[1:-1]
 
 
 def _is_shape(node: fx.Node) -> bool:
@@ -81,16 +79,15 @@ def _title(node: fx.Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 
 
-def _constant(node: fx.Node, modules: Mapping[str, nn.Module], norms: Mapping[nn.Module, float], p: float) -> float:
-    constant, what = None, f"the operation {_title(node)!r}"
+def _constant(node: fx.Node, model: nn.Module, norms: Mapping[nn.Module, float], p: float) -> float:
+    """Return the constant of one operation."""
+    what, constant = f"the operation {_title(node)!r}", None
     if node.op == "call_module":
-        module = modules[str(node.target)]
+        module = model.get_submodule(_title(node))
         what = f"{_title(node)!r} ({type(module).__name__})"
         constant = norms[module] if module in norms else part_constant(module, p)
-    elif node.target in REARRANGEMENTS:
-        constant = 1.0
     elif node.target in FUNCTIONS:
-        with suppress(TypeError):  # arguments that the module does not take
+        with suppress(TypeError):  # arguments that the module does not take, or sizes that the forward computes
             constant = part_constant(FUNCTIONS[node.target](*node.args[1:], **node.kwargs), p)
     if constant is None:
         raise NotAChainError(f"no Lipschitz constant is known for {what}")
@@ -156,20 +153,15 @@ PARTS: dict[type[nn.Module], float | Callable[[Any, float], float | None]] = {
     **dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d), _average_pool),
     **dict.fromkeys(_GLOBAL_POOLS, _global_pool),
 }
-REARRANGEMENTS = ("flatten", "view", "reshape", "contiguous", torch.flatten, torch.reshape)
+# A function of torch and a method of a tensor take what the module of their name does: ``F.leaky_relu``, ``x.tanh_()``.
+MODULES: dict[str, Callable[..., nn.Module]] = {
+    **{part.__name__.lower(): part for part in PARTS},
+    **dict.fromkeys(("view", "reshape", "contiguous"), nn.Identity),
+    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d"), _dropout),
+}
 FUNCTIONS: dict[Any, Callable[..., nn.Module]] = {
-    **dict.fromkeys(("relu", "relu_", torch.relu, torch.relu_, F.relu), nn.ReLU),
-    **dict.fromkeys(("tanh", torch.tanh, F.tanh), nn.Tanh),
-    **dict.fromkeys(("sigmoid", torch.sigmoid, F.sigmoid), nn.Sigmoid),
-    F.leaky_relu: nn.LeakyReLU,
-    F.elu: nn.ELU,
-    F.gelu: nn.GELU,
-    F.silu: nn.SiLU,
-    F.softplus: nn.Softplus,
-    F.max_pool1d: nn.MaxPool1d,
-    F.max_pool2d: nn.MaxPool2d,
-    F.avg_pool1d: nn.AvgPool1d,
-    F.avg_pool2d: nn.AvgPool2d,
-    F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
-    F.dropout: _dropout,
+    name if home is torch.Tensor else getattr(home, name): MODULES[name.replace("_", "")]
+    for home in (F, torch, torch.Tensor)
+    for name in dir(home)
+    if name.replace("_", "") in MODULES
 }
