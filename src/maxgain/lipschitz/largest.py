@@ -26,8 +26,6 @@ def largest_singular_value(linear: LinearMap, tolerance: float, max_iterations: 
     those combinations that are amplified most (a thick restart).
     """
     v = random_vector(linear.input_shape).to(linear.layer.weight.device, linear.dtype).unsqueeze(0)
-    # WᵀW is divided by size², because the squares of a small or large W are beyond float32.
-    size = float(linear.there_and_back(v)[0] / torch.linalg.vector_norm(v)) or 1.0
     basis = v.new_empty(KRYLOV_DIMENSION, v.numel())
     basis[0] = (v / torch.linalg.vector_norm(v)).flatten()
     # What WᵀW does within the span of the basis, as a symmetric matrix: its upper triangle.
@@ -35,7 +33,7 @@ def largest_singular_value(linear: LinearMap, tolerance: float, max_iterations: 
     count = 1
     for iteration in itertools.count(1):
         amplified, _, back = linear.there_and_back(basis[count - 1].view_as(v))
-        image = ((amplified / size) * (back / size)).flatten()
+        image = (amplified * back).flatten()
         known = basis[:count]
         inside = known @ image
         beyond = image - inside @ known
@@ -51,7 +49,7 @@ def largest_singular_value(linear: LinearMap, tolerance: float, max_iterations: 
         residual = 1 - math.sqrt(max(0.0, 1 - squared))
         is_exhausted = length <= 100 * torch.finfo(v.dtype).eps * torch.linalg.vector_norm(image).item()
         if is_exhausted or residual <= tolerance or iteration >= max_iterations:
-            return math.sqrt(square) * size, residual
+            return math.sqrt(square), residual
         if count == KRYLOV_DIMENSION:
             best = turn[:, :KEPT].T.to(basis) @ known
             count = len(best)

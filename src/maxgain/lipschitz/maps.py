@@ -151,19 +151,19 @@ class LinearMap:
         return None
 
 
-def linear_map(layer: Layer, shapes: Shapes | None, dtype: torch.dtype) -> LinearMap | None:
-    """Return the map of a layer; None if it depends on the input's shape and that is not known."""
+def fixed_shapes(layer: Layer) -> Shapes | None:
+    """Return the shapes of a layer whose map is the same for inputs of every shape; None for others."""
     shape = tuple(layer.weight.shape)
     if layer.kind.diagonal is not None:  # the scale is the weight, whatever the layer does besides
-        shapes = shape, shape
-    elif is_flat_shard(layer.parameter):
+        return shape, shape
+    if is_flat_shard(layer.parameter):
         raise UnsupportedLayerError(
             f"layer {layer.name!r} ({type(layer.module).__name__}) has no operator norm: FullyShardedDataParallel "
             "keeps a flat piece of its weight. Use fully_shard."
         )
-    elif layer.kind.dims == 1 and _product(layer) is not None:
-        shapes = (shape[:1], shape[1:]) if layer.is_transposed else (shape[1:], shape[:1])
-    return None if shapes is None else LinearMap(layer, shapes, dtype)
+    if layer.kind.dims == 1 and _product(layer) is not None:
+        return (shape[:1], shape[1:]) if layer.is_transposed else (shape[1:], shape[:1])
+    return None
 
 
 def instance_shapes(layer: Layer, x: Tensor, output: Any) -> Shapes:

@@ -14,7 +14,7 @@ from ..layers import ITSELF, Found, Globs, Layer, find_layers, first_input
 from ..measure import call, evaluating, observing
 from ..text import text_table
 from .largest import largest_singular_value
-from .maps import Shapes, check_operator_p, instance_shapes, linear_map
+from .maps import LinearMap, Shapes, check_operator_p, fixed_shapes, instance_shapes
 from .network import NotAChainError, chain_constant
 
 
@@ -92,8 +92,14 @@ def operator_norms(
         with observing(found.layers, observe):
             call(model, example_input, found.layers[0].weight.device)
         norms, residuals = {}, {}
-        for layer, own in shapes.items():
-            each = [_norm(layer, one, p, tolerance, max_iterations) for one in sorted(own) or (None,)]
+        for layer, seen in shapes.items():
+            fixed = fixed_shapes(layer)
+            each = [_norm(layer, one, p, tolerance, max_iterations) for one in ([fixed] if fixed else sorted(seen))]
+            if not each:
+                raise MaxGainError(
+                    f"layer {layer.name!r} did not run in the example's forward, so the size of its input is not "
+                    f"known. Give an example that uses it, or pass exclude={layer.name!r}."
+                )
             norms[layer.name], residuals[layer.name] = max(each)
         try:
             bound: float | None = _network_bound(model, found, norms, residuals, p, tolerance)
@@ -103,14 +109,9 @@ def operator_norms(
     return NormReport(p, norms, residuals, bound, covers)
 
 
-def _norm(layer: Layer, shapes: Shapes | None, p: float, tolerance: float, max_iterations: int) -> tuple[float, float]:
+def _norm(layer: Layer, shapes: Shapes, p: float, tolerance: float, max_iterations: int) -> tuple[float, float]:
     """Return the norm of a layer at one input shape, and its residual."""
-    linear = linear_map(layer, shapes, torch.float32 if layer.weight.device.type == "mps" else torch.float64)
-    if linear is None:
-        raise MaxGainError(
-            f"layer {layer.name!r} did not run in the example's forward, so the size of its input is not known. "
-            f"Give an example that uses it, or pass exclude={layer.name!r}."
-        )
+    linear = LinearMap(layer, shapes, torch.float32 if layer.weight.device.type == "mps" else torch.float64)
     if reason := linear.linearity_error():
         what = f"layer {layer.name!r} ({type(layer.module).__name__})"
         raise UnsupportedLayerError(f"{what} has no operator norm: {reason}. Pass exclude={layer.name!r}.")

@@ -19,7 +19,7 @@ from ..errors import MaxGainError, StateError
 from ..kernels import Replayed
 from ..layers import Bound, Globs, Layer, first_input
 from ..plan import StepPlan
-from .maps import LinearMap, Shapes, check_operator_p, instance_shapes, length_of, linear_map, random_vector
+from .maps import LinearMap, Shapes, check_operator_p, fixed_shapes, instance_shapes, length_of, random_vector
 
 FIRST_ITERATIONS = 50
 """Of the power iteration when it begins, from random vectors."""
@@ -139,13 +139,13 @@ class FollowedNorm(_torch.ForwardHook):
         self.untried = layer.own_forward
         self.weight_shape: Any = None
         self.look_up()
-        self.needs_forwards = self.map is None
+        self.needs_forwards = self.largest is None
 
     def look_up(self) -> None:
         """Begin with nothing known; and anew if the weight has another shape, because units were added or pruned."""
         if self.weight_shape != self.layer.weight.shape:
-            self.weight_shape, self.map = self.layer.weight.shape, linear_map(self.layer, None, self.dtype)
-            self.largest: Shapes | None = None
+            self.weight_shape, self.largest = self.layer.weight.shape, fixed_shapes(self.layer)
+            self.map: LinearMap | None = None
             self.seen = Seen()
             self.vectors: Tensor | None = None
             """The two directions that the layer amplifies most, as far as is known."""
@@ -188,8 +188,8 @@ class FollowedNorm(_torch.ForwardHook):
             self.seen = self.seen.before
         if self.largest is None or (self.map is not None and self.map.shapes == self.largest):
             return None
-        self.map = linear_map(self.layer, self.largest, self.dtype)
-        return self.map.linearity_error() if self.map else None
+        self.map = LinearMap(self.layer, self.largest, self.dtype)
+        return self.map.linearity_error()
 
     def estimate(self) -> Tensor:
         """Return the norm of the weight as it is now; ``UNMEASURED`` if it needs a shape that is not known."""
@@ -224,7 +224,7 @@ class FollowedNorm(_torch.ForwardHook):
             return None
         tensors = [weight, self.vectors, *self.layer.module._buffers.values()]
         places = [None if one is None else (one.data_ptr(), one.dtype, one.stride()) for one in tensors]
-        return self.largest, id(self.map), *places
+        return self.map, *places
 
 
 def power_iteration(linear: LinearMap, v: Tensor) -> tuple[Tensor, Tensor]:
