@@ -275,6 +275,19 @@ class TestCompiled:
         assert constraint.gains == pytest.approx(other.gains, rel=1e-4)
         assert counters["stats"]["unique_graphs"] == 1
 
+    def test_promise_12_a_forward_of_its_own_is_not_tried_while_an_evaluation_is_compiled(self) -> None:
+        torch._dynamo.reset()
+        model = nn.Sequential(Same(2, 3, 2)).eval()
+        plain = copy.deepcopy(model)
+        constraint, other = Lipschitz(model, 0.05), Lipschitz(plain, 0.05)
+        with torch.no_grad():
+            torch.compile(model, fullgraph=True, backend="eager")(torch.ones(1, 2, 4, 4))
+            plain(torch.ones(1, 2, 4, 4))
+        constraint.step()
+        other.step()
+        assert constraint.gains == other.gains
+        assert constraint.scales["0"] < 1
+
 
 def test_what_makes_no_sense_is_refused() -> None:
     layer: Any = nn.Linear(2, 2)

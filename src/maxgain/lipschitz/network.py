@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
+from torch.nn.modules.utils import _ntuple
 
 from .. import _torch
 
@@ -100,30 +101,22 @@ def part_constant(module: nn.Module, p: float) -> float | None:
     return constant(module, p) if callable(constant) else constant
 
 
-def _max_pool(module: Any, p: float) -> float:
-    # |max x - max y| is at most the largest |x_i - y_i| of the window, and each i lies in this many windows.
-    return float(math.prod(_windows_per_entry(module)) ** (1 / p))
+def _pool(module: Any, p: float) -> float | None:
+    """Return the constant of a pooling layer: an entry counts in each window that it lies in.
 
-
-def _average_pool(module: Any, p: float) -> float | None:
-    # By Jensen's inequality |mean|^p ≤ mean(|.|^p) over the window's entries, of which there may be fewer at a border.
-    if getattr(module, "divisor_override", None) is not None:
-        return None
-    is_whole = not module.ceil_mode and (module.count_include_pad or not any(_each(module, module.padding)))
-    entries = math.prod(_each(module, module.kernel_size)) if is_whole else 1
-    return float((math.prod(_windows_per_entry(module)) / entries) ** (1 / p))
-
-
-def _windows_per_entry(module: Any) -> list[int]:
-    """In how many windows an entry lies at most, along each dimension."""
-    settings = (module.kernel_size, module.stride, getattr(module, "dilation", 1))
-    each = zip(*(_each(module, value) for value in settings), strict=True)
-    return [math.ceil(k * math.gcd(s, d) / s) for k, s, d in each]
-
-
-def _each(module: nn.Module, value: int | tuple[int, ...]) -> tuple[int, ...]:
-    """A setting of a pooling layer along each dimension, of which a MaxPool2d has two."""
-    return (value,) * int(type(module).__name__[-2]) if isinstance(value, int) else value
+    A maximum moves by no more than one entry of its window. By Jensen's inequality ``|mean|^p ≤ mean(|.|^p)``.
+    """
+    along = _ntuple(int(type(module).__name__[-2]), "along")  # type: ignore[no-untyped-call]
+    kernel, stride, padding, dilation = (
+        along(getattr(module, name, 1)) for name in ("kernel_size", "stride", "padding", "dilation")
+    )
+    windows = math.prod(math.ceil(k * math.gcd(s, d) / s) for k, s, d in zip(kernel, stride, dilation, strict=True))
+    if isinstance(module, nn.AvgPool1d | nn.AvgPool2d | nn.AvgPool3d):
+        if getattr(module, "divisor_override", None) is not None:
+            return None
+        if not module.ceil_mode and (module.count_include_pad or not any(padding)):  # no window is cut at a border
+            return float((windows / math.prod(kernel)) ** (1 / p))
+    return float(windows ** (1 / p))
 
 
 def _global_pool(module: Any, p: float) -> float | None:
@@ -149,8 +142,7 @@ PARTS: dict[type[nn.Module], float | Callable[[Any, float], float | None]] = {
     nn.Mish: 1.0885,
     nn.Hardswish: 1.5,
     nn.Sigmoid: 0.25,
-    **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d), _max_pool),
-    **dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d), _average_pool),
+    **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d), _pool),
     **dict.fromkeys(_GLOBAL_POOLS, _global_pool),
 }
 # A function of torch and a method of a tensor take what the module of their name does: ``F.leaky_relu``, ``x.tanh_()``.

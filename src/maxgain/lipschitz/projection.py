@@ -77,7 +77,7 @@ class Lipschitz(Constraint):
 
     def _make_hooks(self) -> list[Any]:
         self._norms = self._norms or {layer: FollowedNorm(layer, self) for layer in self._slots}
-        hooks = [norm for layer in self._slots if (norm := self._norms[layer]).needs_forwards]
+        hooks = [self._norms[layer] for layer in self._slots if fixed_shapes(layer) is None]
         for norm in hooks:
             norm.register(norm.layer.module)
         return hooks
@@ -139,7 +139,6 @@ class FollowedNorm(_torch.ForwardHook):
         self.untried = layer.own_forward
         self.weight_shape: Any = None
         self.look_up()
-        self.needs_forwards = self.largest is None
 
     def look_up(self) -> None:
         """Begin with nothing known; and anew if the weight has another shape, because units were added or pruned."""
@@ -165,7 +164,7 @@ class FollowedNorm(_torch.ForwardHook):
         elif _torch.is_simulated(x):
             return
         try:
-            if self.untried and not try_forward(self, args, kwargs):
+            if self.untried and not torch.compiler.is_compiling() and not try_forward(self, args, kwargs):
                 return
             self.look_up()
             self.see(instance_shapes(self.layer, x, output))
