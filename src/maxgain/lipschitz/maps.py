@@ -157,10 +157,7 @@ def fixed_shapes(layer: Layer) -> Shapes | None:
     if layer.kind.diagonal is not None:  # the scale is the weight, whatever the layer does besides
         return shape, shape
     if is_flat_shard(layer.parameter):
-        raise UnsupportedLayerError(
-            f"layer {layer.name!r} ({type(layer.module).__name__}) has no operator norm: FullyShardedDataParallel "
-            "keeps a flat piece of its weight. Use fully_shard."
-        )
+        raise no_norm(layer, "FullyShardedDataParallel keeps a flat piece of its weight. Use fully_shard.")
     if layer.kind.dims == 1 and _product(layer) is not None:
         return (shape[:1], shape[1:]) if layer.is_transposed else (shape[1:], shape[:1])
     return None
@@ -171,9 +168,13 @@ def instance_shapes(layer: Layer, x: Tensor, output: Any) -> Shapes:
     dims = layer.instance_dims(x.dim())
     like = output if layer.kind.form == "affine" else x  # others may return anything
     if not isinstance(like, Tensor):
-        what = f"layer {layer.name!r} ({type(layer.module).__name__}) has no operator norm"
-        raise UnsupportedLayerError(f"{what}: it returns a {type(like).__name__}. Pass exclude={layer.name!r}.")
+        raise no_norm(layer, f"it returns a {type(like).__name__}. Pass exclude={layer.name!r}.")
     return tuple(x.shape[-dims:]), tuple(like.shape[-dims:])
+
+
+def no_norm(layer: Layer, why: str) -> UnsupportedLayerError:
+    """Return the error of a layer without an operator norm."""
+    return UnsupportedLayerError(f"layer {layer.name!r} ({type(layer.module).__name__}) has no operator norm: {why}")
 
 
 def length_of(v: Tensor) -> Tensor:

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import MaxGainError, UnsupportedLayerError
+from ..errors import MaxGainError
 from ..layers import ITSELF, Found, Globs, Layer, find_layers, first_input
 from ..measure import call, evaluating, observing
 from ..text import text_table
 from .largest import largest_singular_value
-from .maps import LinearMap, Shapes, check_operator_p, fixed_shapes, instance_shapes
+from .maps import LinearMap, Shapes, check_operator_p, fixed_shapes, instance_shapes, no_norm
 from .network import NotAChainError, chain_constant
 
 
@@ -113,8 +113,7 @@ def _norm(layer: Layer, shapes: Shapes, p: float, tolerance: float, max_iteratio
     """Return the norm of a layer at one input shape, and its residual."""
     linear = LinearMap(layer, shapes, torch.float32 if layer.weight.device.type == "mps" else torch.float64)
     if reason := linear.linearity_error():
-        what = f"layer {layer.name!r} ({type(layer.module).__name__})"
-        raise UnsupportedLayerError(f"{what} has no operator norm: {reason}. Pass exclude={layer.name!r}.")
+        raise no_norm(layer, f"{reason}. Pass exclude={layer.name!r}.")
     exact = linear.exact_norm(p)
     return largest_singular_value(linear, tolerance, max_iterations) if exact is None else (exact.item(), 0.0)
 
