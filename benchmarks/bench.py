@@ -3,9 +3,10 @@
     python -m benchmarks                                    # make bench: all of this machine, into benchmarks/here
     python -m benchmarks --networks ResNet-50 Swin-T --modes captured
 
-Networks are compiled and timed one after another, each in a process of its own that has the machine alone. Variants of
-a network take turns, so that a machine that slows down slows all of them. Shown are medians over the turns, with the
-least and the largest. bench.json is written after each network.
+Networks are compiled and timed one after another, each in a process of its own that has the machine alone; with --after
+all are compiled at once, while other work goes on, and are timed one after another when the caller has made a file.
+Variants of a network take turns, so that a machine that slows down slows all of them. Shown are medians over the turns,
+with the least and the largest. bench.json is written after each network.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ import subprocess
 import time
 import traceback
 import warnings
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 import maxgain
 
@@ -40,9 +42,16 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 100
     warnings.simplefilter("ignore")  # what the compiler says would hide the table
     device, began = torch.device(options.device), time.perf_counter()
-    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        bench = Bench(known(options)[name], device, options.modes, options.variants)
-        found: dict[str, Any] = {"prepared_s": round(time.perf_counter() - began, 1), "rows": []}
+    if device.index:
+        torch.cuda.set_device(device)
+    bench = Bench(known(options)[name], device, options.modes, options.variants)
+    for mode in options.modes if options.after else ():  # nothing is left to compile
+        bench.begin(mode)
+        bench.forget_captured()
+    found: dict[str, Any] = {"prepared_s": round(time.perf_counter() - began, 1), "rows": []}
+    while options.after and not options.after.exists():
+        time.sleep(0.2)
+    with FileLock(f"{options.after}.lock") if options.after else contextlib.nullcontext():
         for mode in options.modes:
             rows = bench.rows(mode, options.seconds * (1 + (mode == "captured")))
             found["rows"] += [row | {"network": name} for row in rows]
@@ -58,6 +67,21 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def measured(names: Sequence[str], options: argparse.Namespace) -> Iterator[tuple[str, Future[dict[str, Any]]]]:
+    """What each network's process found, as they end."""
+
+    def in_a_process(name: str) -> dict[str, Any]:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            return process.submit(measure, name, options).result()
+
+    threads = ThreadPoolExecutor(len(names) if options.after else 1)
+    found = {threads.submit(in_a_process, name): name for name in names}
+    try:
+        yield from ((found[future], future) for future in as_completed(found))
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Time the networks, print it, and write bench.json and its figures."""
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__,
@@ -70,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--profile", nargs="*", default=[], help="networks whose kernels are listed in profile.json")
     parser.add_argument("--seconds", type=float, default=5.0, help="for the turns of a network, twice if captured")
     parser.add_argument("--tiny", action="store_true", help="rehearse with tiny networks")
+    parser.add_argument("--after", type=Path, help="compile all networks at once; time them when there is this file")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/here"))
     options = parser.parse_args(arguments)
     on_gpu = options.device.startswith("cuda")
@@ -82,10 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = describe(options.device) | {"prepared_s": {}, "errors": {}, "networks": {}, "rows": []}
     profiles = {}
-    for name in names:
+    for name, future in measured(names, options):
         try:
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-                found = process.submit(measure, name, options).result()
+            found = future.result()
         except Exception:
             record["errors"][name] = traceback.format_exc()[-1500:]
             print(f"{name}: {record['errors'][name]}", flush=True)

@@ -185,11 +185,27 @@ class Bench:
             step()
         return graph.replay
 
-    def rows(self, mode: str, seconds: float) -> list[dict[str, Any]]:
-        """The variants of one mode, taking turns for some seconds, but three times at least."""
+    def begin(self, mode: str) -> list[str]:
+        """The variants of a mode, each after its first steps."""
         variants = [WITHOUT, *(name for name in self.variants if name in SETTINGS or mode == "eager")]
         for variant in variants:
-            self.start(variant, mode)
+            self.start(variant, mode)()
+        return variants
+
+    def forget_captured(self) -> None:
+        """Give back the memory of captured steps; they are captured again when they are needed."""
+        self.wait()
+        for side in self.sides.values():
+            side.step = {mode: step for mode, step in side.step.items() if mode in MODES}
+        self.kept.clear()
+        gc.collect()
+        if self.on_gpu:
+            self.pool = torch.cuda.graph_pool_handle()
+            torch.cuda.empty_cache()
+
+    def rows(self, mode: str, seconds: float) -> list[dict[str, Any]]:
+        """The variants of one mode, taking turns for some seconds, but three times at least."""
+        variants = self.begin(mode)
         turns: list[dict[str, float]] = []
         until = time.perf_counter() + seconds
         while len(turns) < 3 or (time.perf_counter() < until and len(turns) < 25):

@@ -1,6 +1,7 @@
 """The bench times a step with and without, and keeps what it found."""
 
 import json
+import threading
 
 import pytest
 import torch
@@ -35,6 +36,18 @@ def test_what_was_timed_is_written_with_figures(tmp_path, capfd):
     assert json.loads((tmp_path / "profile.json").read_text())[NAME]["MaxGain"]["kernels"]
     assert {"bench.svg", "bench-every-8.svg"} <= {path.name for path in tmp_path.iterdir()}
     assert "ms" in capfd.readouterr().out
+
+
+def test_networks_that_are_prepared_at_once_are_timed_when_the_file_is_there(tmp_path):
+    names, quiet = [NAME, "VGG-19"], tmp_path / "quiet"
+    threading.Timer(5, quiet.touch).start()
+    options = ["--device", "cpu", "--tiny", "--seconds", "0", "--after", str(quiet), "--variants", *SETTINGS]
+    main([*options, "--networks", *names, "--out", str(tmp_path)])
+    record = json.loads((tmp_path / "bench.json").read_text())
+    assert not record["errors"]
+    assert sorted({row["network"] for row in record["rows"]}) == names
+    assert len(record["rows"]) == 2 * (1 + len(SETTINGS))
+    assert not [path for path in tmp_path.iterdir() if path.stat().st_mtime < quiet.stat().st_mtime]
 
 
 @pytest.mark.parametrize("arguments", [["--networks", "ResNet"], ["--modes", "captured", "--device", "cpu"]])
