@@ -12,6 +12,7 @@ import itertools
 import math
 
 import torch
+import torch.nn.functional as F
 
 from .maps import LinearMap, random_vector
 
@@ -26,35 +27,29 @@ def largest_singular_value(linear: LinearMap, tolerance: float, max_iterations: 
     those combinations that are amplified most (a thick restart).
     """
     v = random_vector(linear.input_shape).to(linear.layer.weight.device, linear.dtype).unsqueeze(0)
-    basis = v.new_empty(KRYLOV_DIMENSION, v.numel())
-    basis[0] = (v / torch.linalg.vector_norm(v)).flatten()
-    # What WᵀW does within the span of the basis, as a symmetric matrix: its upper triangle.
-    within = torch.zeros(KRYLOV_DIMENSION, KRYLOV_DIMENSION, dtype=torch.float64, device="cpu")
-    count = 1
+    basis = v.flatten(1)[:0]
+    # What WᵀW does within the span of the basis, as a symmetric matrix: its lower triangle.
+    within = torch.empty(0, 0, dtype=torch.float64, device="cpu")
     for iteration in itertools.count(1):
-        amplified, _, back = linear.there_and_back(basis[count - 1].view_as(v))
-        image = (amplified * back).flatten()
-        known = basis[:count]
-        inside = known @ image
-        beyond = image - inside @ known
-        again = known @ beyond  # once leaves rounding errors as large as the rest
-        within[:count, count - 1], beyond = inside + again, beyond - again @ known
-        length = torch.linalg.vector_norm(beyond).item()
-        if not math.isfinite(length):
+        amplified, _, back = linear.there_and_back(v)
+        image, basis = (amplified * back).flatten(), torch.cat([basis, v.flatten(1)])
+        inside = basis @ image
+        beyond = image - inside @ basis
+        again = basis @ beyond  # once leaves rounding errors as large as the rest
+        beyond -= again @ basis
+        length = torch.linalg.vector_norm(beyond)
+        if not torch.isfinite(length):
             break
-        squares, turn = (part.flip(-1) for part in torch.linalg.eigh(within[:count, :count], UPLO="U"))
-        square = max(squares[0].item(), 0.0)
+        within = F.pad(within, (0, 1, 0, 1))
+        within[-1] = inside + again
+        squares, turns = torch.linalg.eigh(within)  # ascending
+        square = max(squares[-1].item(), 0.0)
         # A number whose square is within r of 1 is within 1 - sqrt(1 - r) of 1.
-        squared = length * turn[-1, 0].abs().item() / square if square > 0 else 0.0
-        residual = 1 - math.sqrt(max(0.0, 1 - squared))
-        is_exhausted = length <= 100 * torch.finfo(v.dtype).eps * torch.linalg.vector_norm(image).item()
-        if is_exhausted or residual <= tolerance or iteration >= max_iterations:
+        r = length.item() * turns[-1, -1].abs().item() / square if square > 0 else 0.0
+        residual = 1 - math.sqrt(max(0.0, 1 - r))
+        if residual <= tolerance or iteration >= max_iterations:
             return math.sqrt(square), residual
-        if count == KRYLOV_DIMENSION:
-            best = turn[:, :KEPT].T.to(basis) @ known
-            count = len(best)
-            basis[:count] = best
-            within.zero_().diagonal()[:count] = squares[:count]
-        basis[count] = beyond / length
-        count += 1
+        if len(basis) == KRYLOV_DIMENSION:
+            basis, within = turns[:, -KEPT:].T.to(basis) @ basis, squares[-KEPT:].diag()
+        v = (beyond / length).view_as(v)
     return math.nan, math.nan
