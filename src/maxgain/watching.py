@@ -51,7 +51,6 @@ class Watch:
     _seen: dict[str, float] = field(default_factory=dict)
     """How often each layer was measured until the last logged step."""
     _pending: tuple[int, Tensor, Any] | None = None
-    _is_closed: bool = False
 
     def log(self, step: int) -> None:
         """End a step: every k-th time, write its gains and raise alarms.
@@ -60,7 +59,7 @@ class Watch:
         next. Where several ranks train one model, all of them call this.
         """
         step = operator.index(step)
-        if self._is_closed:
+        if self.is_own and self.constraint._updates is None:
             warn("This watch is closed, so nothing is measured or written. Make another with watch(model).")
             return
         if self.is_own:
@@ -105,7 +104,6 @@ class Watch:
         """Take the measurement out of the model, and handle the last numbers."""
         if self.is_own:
             self.constraint.detach()
-            self._is_closed = True
         self.flush()
 
     @property
