@@ -101,4 +101,5 @@ def _local_part(factors: Tensor, weight: Tensor) -> Tensor:
     from torch.distributed.tensor import distribute_tensor  # takes long to import
 
     sharded: Any = weight
-    return distribute_tensor(factors.expand(weight.shape), sharded.device_mesh, sharded.placements).to_local()
+    parts = distribute_tensor(factors.expand(weight.shape), sharded.device_mesh, sharded.placements, src_data_rank=None)
+    return parts.to_local()  # every rank has all factors: none are sent
