@@ -23,7 +23,7 @@ from .distributed import Group, differing_ranks, max_over_ranks, resolve_group
 from .errors import AttachError
 from .functional import project_
 from .layers import ITSELF, Bound, Globs, Layer, as_globs, find_layers, resolve_bounds
-from .plan import StepPlan, device_of, expect_no_overlap, make_plan, number_weights
+from .plan import StepPlan, device_of, expect_no_overlap, make_plan
 from .text import text_table
 
 UNMEASURED = -1.0
@@ -114,10 +114,10 @@ class Constraint:
         self._newly_skipped: dict[str, str] = {}
         self._exclude, self._explicit = as_globs(exclude), include is not None
         expect_no_overlap(found.layers)
-        self._slots = number_weights(found.layers, {})
-        """Every layer and the number of its weight, which layers that share a weight have in common."""
-        self._left_out: set[int] = set()
-        """The slots of layers that were left out since."""
+        self._slots = {layer: slot for slot, layer in enumerate(found.layers)}
+        """Every layer and its place in all that is packed."""
+        self._left_out: list[int] = []
+        """The places of layers that were left out since."""
         self._is_bounded: list[bool] = []
         self._paused = False
         self._attached: dict[Optimizer | None, Attached] = {}
@@ -148,12 +148,12 @@ class Constraint:
     def bound(self, bound: Bound) -> None:
         bounds = resolve_bounds(bound, [layer.name for layer in self._slots], self.bound_name, self.skipped)
         self._bound: Bound = dict(bound) if isinstance(bound, Mapping) else float(bound)
-        smallest = [float("inf")] * len(self._bounds)
+        values = [float("inf")] * len(self._bounds)
         for slot, value in zip(self._slots.values(), bounds, strict=True):
-            smallest[slot] = min(smallest[slot], value)
-        values = torch.tensor(smallest, dtype=self._bounds.dtype, device=self._bounds.device)
-        self._bounds.copy_(values)  # in place: a captured step sees it too
-        is_bounded = [value < float("inf") for value in smallest]
+            values[slot] = value
+        packed = torch.tensor(values, dtype=self._bounds.dtype, device=self._bounds.device)
+        self._bounds.copy_(packed)  # in place: a captured step sees it too
+        is_bounded = [value < float("inf") for value in values]
         if is_bounded != self._is_bounded:  # other weights are divided from now on
             self._is_bounded = is_bounded
             self._forget_plans()
@@ -260,7 +260,7 @@ class Constraint:
         sizes = list(torch.full_like(self._gains, UNMEASURED).unbind())
         for layer, slot in self._slots.items():
             if slot in plan.slots:
-                sizes[slot] = torch.maximum(sizes[slot], self._size(layer).to(sizes[slot]))
+                sizes[slot] = self._size(layer).to(sizes[slot])
         return torch.stack(sizes)
 
     def _size(self, layer: Layer) -> Tensor:
@@ -307,24 +307,29 @@ class Constraint:
         if dist.is_available() and dist.is_initialized():
             if not number and not is_captured:  # before ranks that hold other layers wait for each other
                 checks.warn(differing_ranks(self._slots, self.process_group, sizes.device))
-            for slot in self._left_out.difference(self._slots.values()):
+            for slot in self._left_out:
                 sizes[slot].fill_(torch.inf)  # other ranks, which may still measure it, do not divide it either
             sizes = max_over_ranks(sizes, self.process_group)
             sizes.masked_fill_(sizes == torch.inf, UNMEASURED)
+        bounds = self._bounds.clone() if plan.tied else self._bounds
+        for users in plan.tied:  # each of them counts, under the smallest of their bounds
+            sizes[users], bounds[users] = sizes[users].amax(), bounds[users].amin()
         if is_checked or (attached.checks.pending is not None and not is_captured):
             attached.checks.look(self, optimizer, plan, sizes, is_new=is_checked)
         if plan.fused is not None:  # it uses the sizes up
             every = self.every if is_captured and self.every > 1 else 0
-            plan.fused(sizes, self._bounds, self._gains, self._scales, self._counts, self._buffer.resting, every)
+            plan.fused(sizes, bounds, self._gains, self._scales, self._counts, self._buffer.resting, every)
         else:
-            bounds = self._bounds[plan.at]
+            bounds = bounds[plan.at]
             scales = project_(plan.weights, sizes[plan.at], bounds) if self.divides else self._shrink(plan, bounds)
             # What users see is kept in place, so that the replays of a captured step show too.
             is_measured = sizes >= 0
             self._gains.copy_(torch.where(sizes == NOT_FINITE, torch.nan, torch.where(is_measured, sizes, self._gains)))
-            self._scales.index_fill_(0, plan.own, 1.0).index_copy_(0, plan.at, scales)
-            self._counts[0] += is_measured
-            self._counts[1:].index_add_(1, plan.at, torch.stack([scales < 1, scales < HARD]).int())
+            scales = torch.ones_like(self._scales).index_copy_(0, plan.at, scales)
+            for users in plan.tied:
+                scales[users] = scales[users].amin()
+            self._scales.index_copy_(0, plan.own, scales[plan.own])
+            self._counts += torch.stack([is_measured, scales < 1, scales < HARD])
         if self.every > 1 and not (is_captured and plan.fused is not None):  # which counts, too
             self._rest(attached, plan)
 
@@ -347,7 +352,6 @@ class Constraint:
                 return attached.plan
         if self._slots:
             self._move_to(device_of(self._slots))
-        self._number_again()
         for hook in self._hooks:
             hook.look_up()
         attached.plan = make_plan(self, optimizer)
@@ -388,19 +392,9 @@ class Constraint:
         for hook in [hook for hook in self._hooks if hook.layer is layer]:
             hook.remove()
             self._hooks.remove(hook)
-        self._left_out.add(self._slots.pop(layer))
+        self._left_out.append(self._slots.pop(layer))
         self._forget_plans()
 
     def _by_name(self, packed: Tensor) -> dict[str, float]:
         values = packed.tolist()
         return {layer.name: values[slot] for layer, slot in self._slots.items()}
-
-    def _number_again(self) -> None:
-        """Follow weights that were tied or untied. What was measured before holds for all that may have shown it."""
-        slots, maxima = number_weights(self._slots, self._slots), self._buffer.maxima
-        if slots != self._slots:
-            known = maxima.clone()
-            for layer, slot in slots.items():
-                torch.maximum(maxima[slot], known[self._slots[layer]], out=maxima[slot])
-            self._slots = slots
-            self.bound = self._bound

@@ -117,13 +117,14 @@ class _Hook(_torch.ForwardHook):
 
     def __init__(self, layer: Layer, constraint: MaxGain) -> None:
         self.layer, self.constraint, self.buffer = layer, constraint, constraint._buffer
+        self.slot = constraint._slots[layer]
         self.untried = layer.own_forward
         self.look_up()
         self.register(layer.module)
 
     def look_up(self) -> None:
         """Learn which parameter is the module's own; functional_call puts another in its place for a while."""
-        self.weight, self.slot = self.layer.parameter, self.constraint._slots[self.layer]
+        self.weight = self.layer.parameter
         self.is_whole = not (is_sharded(self.weight) or is_flat_shard(self.weight))  # else ranks put it together
         # By the number of the input's dimensions, of which torch allows 64.
         self.dims = tuple(self.layer.instance_dims(dim, self.constraint.instance) for dim in range(65))

@@ -1,8 +1,8 @@
-"""What a step works on: which weights it may divide, their numbers, and whose measurements it uses up."""
+"""What a step works on: which weights it may divide, and whose measurements it uses up."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -24,30 +24,14 @@ if TYPE_CHECKING:
 class StepPlan:
     """What a step of one optimizer works on; made again when a weight, a bound or an optimizer changes."""
 
-    slots: set[int]  # the weights whose measurements the step uses up: those that no other attached optimizer holds
+    slots: set[int]  # the layers whose measurements the step uses up: those that no other attached optimizer holds
     own: Tensor  # the same as a tensor
     weights: list[Tensor]  # what the step may divide: trained, bounded, and this rank's part of them
-    at: Tensor  # the slot of each of them
+    at: Tensor  # the slot of each of them, that of the first of its layers
+    tied: list[Tensor]  # the slots of layers that have one weight in common
     fused: kernels.FusedProjection | None  # the projection in one launch, where a GPU can do that
     origins: list[tuple[Any, str, Any, tuple[bool, int] | None]]
     """What the plan was made of: module, name and parameter; whether that is trained, and its address."""
-
-
-def number_weights(layers: Iterable[Layer], before: Mapping[Layer, int]) -> dict[Layer, int]:
-    """Number the weights, below the number of layers: layers that share one have the same, as before if they can."""
-    numbers: dict[Any, int] = {}
-    free = iter(sorted({*range(len(before) or len([*layers]))}.difference(before.values())))
-    slots = {}
-    for layer in layers:
-        weight = layer.parameter
-        key: Any = layer if weight is None else (id(weight), layer.part)
-        if _is_here(weight):
-            key = layer.weight.data_ptr()
-        if key not in numbers:
-            slot = before.get(layer)
-            numbers[key] = next(free) if slot is None or slot in numbers.values() else slot
-        slots[layer] = numbers[key]
-    return slots
 
 
 def _is_here(weight: Any) -> bool:
@@ -77,7 +61,8 @@ def make_plan(constraint: Constraint, optimizer: Optimizer | None) -> StepPlan:
     held = None if optimizer is None else _torch.parameters_of(optimizer)
     others = [_torch.parameters_of(other) for other in constraint._attached if other not in (None, optimizer)]
     of_others = set[int]() if held is None else set[int]().union(*others) - held
-    slots, origins, weights = set[int](), [], dict[Any, tuple[Tensor, int]]()
+    slots, trained, origins = set[int](), set[int](), []
+    groups: dict[Any, tuple[Tensor, list[int]]] = {}
     for layer, slot in constraint._slots.items():
         weight = layer.parameter
         if id(weight) in of_others:
@@ -85,17 +70,22 @@ def make_plan(constraint: Constraint, optimizer: Optimizer | None) -> StepPlan:
         slots.add(slot)
         known = None if weight is None or is_sharded(weight) else (weight.requires_grad, weight.data_ptr())
         origins.append((layer.module, layer.kind.weight, weight, known))
-        is_ours = weight is not None and weight.requires_grad and (held is None or id(weight) in held)
-        if is_ours and constraint._is_bounded[slot] and not weight.is_meta:
+        if weight is not None and not weight.is_meta:
             part = local_rows(weight.detach(), layer.kind.output_dim, layer.part)
-            weights.setdefault(part.data_ptr() or (id(weight), layer.part), (part, slot))  # a rank may hold nothing
-    count, bounds = len(constraint._bounds), constraint._bounds
-    parts, at = [part for part, _ in weights.values()], [slot for _, slot in weights.values()]
-    is_simple = constraint.divides and slots == {*constraint._slots.values()} and len({*at}) == len(at)
-    can_fuse = is_simple and bounds.is_cuda and kernels.can_fuse(parts, bounds)
-    fused = kernels.FusedProjection(parts, at, count, bounds.device) if can_fuse else None
-    own, places = (torch.tensor(some, dtype=torch.int64, device=bounds.device) for some in (sorted(slots), at))
-    return StepPlan(slots, own, parts, places, fused, origins)
+            key = part.data_ptr() or (id(weight), layer.part)  # a rank may hold nothing of it
+            groups.setdefault(key, (part, []))[1].append(slot)
+            if weight.requires_grad and (held is None or id(weight) in held):
+                trained.add(slot)
+    bounded = {slot for slot, is_bounded in enumerate(constraint._is_bounded) if is_bounded}
+    divided = [(part, of) for part, of in groups.values() if not trained.isdisjoint(of) and not bounded.isdisjoint(of)]
+    parts, at = [part for part, _ in divided], [of[0] for _, of in divided]
+    count, device = len(constraint._bounds), constraint._bounds.device
+    tied = [torch.tensor(of, device=device) for _, of in groups.values() if len(of) > 1]
+    is_simple = constraint.divides and slots == {*constraint._slots.values()} and not tied
+    can_fuse = is_simple and device.type == "cuda" and kernels.can_fuse(parts, constraint._bounds)
+    fused = kernels.FusedProjection(parts, at, count, device) if can_fuse else None
+    own, places = (torch.tensor(some, dtype=torch.int64, device=device) for some in (sorted(slots), at))
+    return StepPlan(slots, own, parts, places, tied, fused, origins)
 
 
 def device_of(layers: Iterable[Layer]) -> torch.device:
