@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,9 +21,10 @@ from torch.utils._pytree import tree_map_only
 
 from . import _torch
 from .distributed import full, gathered_parameters, is_sharded, local
-from .errors import MeasurementWarning, NothingToConstrainError
+from .errors import MeasurementWarning
 from .experts import is_packed
-from .layers import ITSELF, Layer, find_layers, first_input, matches, named_modules, uncovered
+from .layers import Layer, first_input, look_up, matches, named_modules, uncovered
+from .text import by_reason, listed
 
 if TYPE_CHECKING:
     from .constraint import Constraint
@@ -155,8 +157,8 @@ CHECKS: tuple[Callable[[list[Row]], Iterator[Finding]], ...] = (
 # --- When they look ---------------------------------------------------------------------------------------------------
 
 
-Snapshot = tuple[list[tuple[Any, ...]], list[int | None], Tensor, Any]
-"""What the host knows of each row; its slot; the numbers by slot; the event of their arrival."""
+Snapshot = tuple[list[tuple[Any, ...]], Tensor, Any]
+"""What the host knows of each row; a column of numbers for each of the first rows; the event of their arrival."""
 
 
 @dataclass(eq=False)
@@ -166,21 +168,14 @@ class Checks:
     said: set[Any] = field(default_factory=set)
     pending: Snapshot | None = None  # on its way
 
-    def look(
-        self, constraint: Constraint, optimizer: Optimizer | None, plan: StepPlan, sizes: Tensor, *, is_new: bool
-    ) -> None:
-        """Check the snapshot that has arrived, and with ``is_new`` take one of this step."""
-        if self.pending is not None and self.pending[-1].query():
-            self.report(*self.pending)
-        if is_new:
-            self.pending = take_snapshot(constraint, optimizer, plan, sizes)
-            if self.pending[-1] is None:
-                self.report(*self.pending)
-
-    def report(self, known: list[tuple[Any, ...]], slots: list[int | None], numbers: Tensor, _: Any) -> None:
-        """Check a snapshot that has arrived."""
-        self.pending, columns = None, numbers.T.tolist()
-        self.say([Row(*of, *(() if at is None else columns[at])) for of, at in zip(known, slots, strict=True)])
+    def look(self, new: Snapshot | None) -> None:
+        """Check the pending snapshot and a new one, if their numbers are here."""
+        for snapshot in (self.pending, new):
+            if snapshot is not None:
+                known, numbers, arrival = self.pending = snapshot
+                if arrival is None or arrival.query():
+                    self.pending, columns = None, numbers.T.tolist()
+                    self.say([Row(*of, *column) for of, column in zip_longest(known, columns, fillvalue=())])
 
     def say(self, rows: list[Row]) -> None:
         """Warn of what was not said yet of these layers, all in one warning."""
@@ -194,19 +189,18 @@ class Checks:
 
 def take_snapshot(constraint: Constraint, optimizer: Optimizer | None, plan: StepPlan, sizes: Tensor) -> Snapshot:
     """Begin to copy all numbers of a step that the checks want, without waiting for them."""
-    layers = [pair for pair in constraint._slots.items() if pair[1] in plan.slots]
-    gradients = torch.zeros_like(sizes)
-    for layer, slot in layers:
-        weight = layer.parameter
-        if weight is not None and weight.grad is not None and weight.requires_grad and local(weight.grad).numel():
-            gradients[slot] = local(weight.grad).detach().any()
+    gradients, known = torch.zeros_like(sizes), list[tuple[Any, ...]]()
+    reasons, fallbacks = reasons_not_bounded(constraint), constraint._buffer.fallbacks
+    for layer, slot in constraint._slots.items():
+        if slot in plan.slots:
+            known.append((layer.name, reasons[layer], constraint._is_bounded[slot], fallbacks.get(slot, "")))
+            weight = layer.parameter
+            if weight is not None and weight.grad is not None and weight.requires_grad and local(weight.grad).numel():
+                gradients[slot] = local(weight.grad).detach().any()
     measured, _, cut_hard = constraint._counts * constraint.divides  # entries and units are cut as hard as needed
-    columns = (sizes, gradients, measured, cut_hard, constraint._buffer.dropped)
-    numbers, arrival = begin_copy(torch.stack([column.to(sizes.dtype) for column in columns]))
-    reasons, new = reasons_not_bounded(constraint), added(constraint, optimizer)
-    fallbacks = constraint._buffer.fallbacks
-    known = [(one.name, reasons[one], constraint._is_bounded[at], fallbacks.get(at, "")) for one, at in layers]
-    return known + [(name, ADDED) for name in new], [at for _, at in layers] + [None] * len(new), numbers, arrival
+    rows = (sizes, gradients, measured, cut_hard, constraint._buffer.dropped)
+    numbers = torch.stack([row.to(sizes.dtype) for row in rows])[:, plan.own]
+    return known + [(name, ADDED) for name in added(constraint, optimizer)], *begin_copy(numbers)
 
 
 def begin_copy(numbers: Tensor) -> tuple[Tensor, Any]:
@@ -223,17 +217,15 @@ def added(constraint: Constraint, optimizer: Optimizer | None) -> list[str]:
     """The layers that came after the constraint, if the optimizer holds them or they have a gradient all the same."""
     if constraint._explicit or optimizer is None:
         return []
-    known, held = {id(layer.module) for layer in constraint._slots}, _torch.parameters_of(optimizer)
-    skipped = {name.split("[")[0] for name in constraint.skipped}  # of blocks, too
-    layers: list[Layer] = []
-    with contextlib.suppress(NothingToConstrainError):  # all of them may be gone
-        layers = find_layers(constraint.model).layers
+    known, held = {layer.module for layer in constraint._slots}, _torch.parameters_of(optimizer)
+    skipped = tuple(f"{name.split('[')[0]}." for name in constraint.skipped)  # of blocks, too, and what lies within
     return [
-        layer.name
-        for layer in layers
-        if (weight := layer.parameter) is not None and weight.requires_grad and id(layer.module) not in known
+        name
+        for name, module in named_modules(constraint.model)
+        if module not in known and not f"{name}.".startswith(skipped) and not matches(name, *constraint._exclude)
+        and (kind := look_up(module)[0]) is not None and kind.by_default
+        and (weight := module._parameters.get(kind.weight)) is not None and weight.requires_grad
         and (id(weight) in held or weight.grad is not None)
-        and layer.name not in skipped and not matches(layer.name, *constraint._exclude)
     ]  # fmt: skip
 
 
@@ -268,16 +260,6 @@ def bounded_twice(constraint: Constraint) -> str:
     )
 
 
-def unsuited(optimizer: Optimizer) -> str:
-    """One sentence about an optimizer whose steps do not suit measuring; or nothing."""
-    if not isinstance(optimizer, LBFGS):
-        return ""
-    return (
-        "LBFGS evaluates many points in a step, and the largest gain of all of them counts: weights may be divided far "
-        "below gamma. Use another optimizer."
-    )
-
-
 def not_attached(constraint: Constraint) -> str:
     """One sentence about updates by an optimizer that is not attached; or nothing."""
     optimizers = [one for one in constraint._attached if one is not None]
@@ -289,20 +271,6 @@ def not_attached(constraint: Constraint) -> str:
         f"An optimizer updates the weights, but this {type(constraint).__name__} is {which}: nothing is bounded. "
         "Call attach(optimizer), or step() after each update."
     )
-
-
-def by_reason(reasons: Mapping[str, str]) -> str:
-    """Layers and why they are left out, grouped by reason."""
-    names: dict[str, list[str]] = {}
-    for name, why in reasons.items():
-        names.setdefault(why, []).append(name)
-    return "; ".join(f"{listed(some)} ({why})" for why, some in names.items())
-
-
-def listed(names: list[str]) -> str:
-    """The first few names, and how many more there are."""
-    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-    return ", ".join(repr(name or ITSELF) for name in names[:6]) + more
 
 
 def warn(message: str) -> None:

@@ -15,16 +15,16 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from . import _torch, checks
 from .distributed import Group, differing_ranks, max_over_ranks, resolve_group
 from .errors import AttachError
 from .functional import project_
-from .layers import ITSELF, Bound, Globs, Layer, as_globs, find_layers, resolve_bounds
+from .layers import Bound, Globs, Layer, as_globs, find_layers, resolve_bounds
 from .plan import StepPlan, device_of, expect_no_overlap, make_plan
-from .text import text_table
+from .text import ITSELF, by_reason, text_table
 
 UNMEASURED = -1.0
 """A size that is not known: below every bound, so it changes nothing."""
@@ -197,8 +197,11 @@ class Constraint:
         plan = self._plan(optimizer)  # now, as none can be made while a step is captured
         if self.every > 1:
             self._rest(self._attached[optimizer], plan)  # its first step measures, in mid-cycle too
-        if self._hooks:
-            checks.warn(checks.unsuited(optimizer))
+        if self._hooks and isinstance(optimizer, LBFGS):
+            checks.warn(
+                "LBFGS evaluates many points in a step, and the largest gain of all of them counts: weights may be "
+                "divided far below gamma. Use another optimizer."
+            )
         return self
 
     def detach(self) -> None:
@@ -295,7 +298,7 @@ class Constraint:
             attached.captured.append(plan)
         if self._newly_skipped:
             skipped, self._newly_skipped = self._newly_skipped, {}
-            checks.warn(f"Left out from now on: {checks.by_reason(skipped)}. Pass exclude=… to silence this.")
+            checks.warn(f"Left out from now on: {by_reason(skipped)}. Pass exclude=… to silence this.")
         maxima = self._buffer.maxima
         if not self.measures_training:
             sizes = self._estimate(plan)
@@ -315,7 +318,7 @@ class Constraint:
         for users in plan.tied:  # each of them counts, under the smallest of their bounds
             sizes[users], bounds[users] = sizes[users].amax(), bounds[users].amin()
         if is_checked or (attached.checks.pending is not None and not is_captured):
-            attached.checks.look(self, optimizer, plan, sizes, is_new=is_checked)
+            attached.checks.look(checks.take_snapshot(self, optimizer, plan, sizes) if is_checked else None)
         if plan.fused is not None:  # it uses the sizes up
             every = self.every if is_captured and self.every > 1 else 0
             plan.fused(sizes, bounds, self._gains, self._scales, self._counts, self._buffer.resting, every)

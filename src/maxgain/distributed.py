@@ -21,10 +21,11 @@ group, where there is one; False: no exchange."""
 
 def resolve_group(group: Group) -> Any:
     """Return the process group of a device mesh, and anything else that names a group as it is."""
-    if group is not None and group is not False and hasattr(group, "get_group"):
+    if group is None or group is False:  # also where torch was built without distributed
+        return group
+    if hasattr(group, "get_group"):
         return group.get_group()
-    is_group = isinstance(group, dist.ProcessGroup) or group in (None, dist.GroupMember.NON_GROUP_MEMBER)
-    if not (is_group or group is False):
+    if not isinstance(group, dist.ProcessGroup) and group != dist.GroupMember.NON_GROUP_MEMBER:
         raise MaxGainError(f"process_group must be a ProcessGroup, a DeviceMesh, None or False, not {group!r:.60}.")
     return group
 

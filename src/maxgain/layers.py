@@ -20,12 +20,12 @@ from torch.nn.parameter import is_lazy
 
 from .errors import BoundError, MaxGainError, NothingToConstrainError, PatternError, UnsupportedLayerError
 from .functional import without_bias
+from .text import ITSELF as ITSELF
+from .text import by_reason, listed
 
 Bound = float | Mapping[str, float]
 Globs = str | Iterable[str]
 LinearPart = Callable[[Any, Tensor, Any], tuple[Tensor, Tensor]]
-ITSELF = "(itself)"
-"""What a model that is a single layer is called, whose dotted name is empty."""
 
 
 # --- One row per layer type -------------------------------------------------------------------------------------------
@@ -239,12 +239,11 @@ def find_layers(
     if unused:
         glob = sorted(unused)[0]
         hint = f" Write '{glob}.*' for those within." if any(matches(name, f"{glob}.*") for name in known) else ""
-        raise PatternError(f"the pattern {glob!r} matches no layer; the layers are {_listed(known)}.{hint}")
+        raise PatternError(f"the pattern {glob!r} matches no layer; the layers are {listed(known)}.{hint}")
     if not found.layers:
-        first = {reason: name or ITSELF for name, reason in reversed(found.skipped.items())}
-        why = "; ".join(f"{name}: {reason}" for reason, name in first.items())
+        why = f": {by_reason(found.skipped)}" if found.skipped else ""
         raise NothingToConstrainError(
-            f"{type(model).__name__} has no layer to work on{f' ({why})' if why else ''}. Known are dense, "
+            f"{type(model).__name__} has no layer to work on{why}. Known are dense, "
             "convolutional and batch-norm layers; register_layer() adds a type; include and exclude choose."
         )
     return found
@@ -375,7 +374,7 @@ def resolve_bounds(bound: Bound, names: list[str], what: str, skipped: Iterable[
         if not any(matches(name, glob) for name in (*names, *skipped)):
             hint = " Name the blocks in parts=… first." if glob.endswith("]") else ""
             raise PatternError(
-                f"the pattern {glob!r} of {what} matches no layer; the layers are {_listed(names)}.{hint}"
+                f"the pattern {glob!r} of {what} matches no layer; the layers are {listed(names)}.{hint}"
             )
     bounds = []
     for name in names:
@@ -400,7 +399,3 @@ def matches(name: str, *globs: str) -> bool:
     """Whether one of the globs takes in a dotted name."""
     escaped = (glob.replace("[", "[[]") for glob in globs)  # a part's name has brackets in it
     return any(fnmatchcase(name, glob) for glob in (*globs, *escaped))
-
-
-def _listed(names: list[str]) -> str:
-    return (", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")) or "none"

@@ -19,8 +19,8 @@ from .checks import homogeneity_error, warn
 from .distributed import full, gathered_parameters
 from .errors import MaxGainError, MissingExtraError
 from .functional import check_p, gain
-from .layers import ITSELF, Globs, Layer, check_instance, find_layers, first_input
-from .text import text_table
+from .layers import Globs, Layer, check_instance, find_layers, first_input
+from .text import ITSELF, by_reason, listed, text_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -137,10 +137,10 @@ def measure_gains(
             call(model, batch, found.layers[0].weight.device)
     gains = {name: torch.cat(some).cpu().numpy() for name, some in seen.items() if some}
     if not gains:
-        why = "".join(f" {name or ITSELF}: {reason}." for name, reason in list(skipped.items())[:3])
+        why = f" Not measured: {by_reason(skipped)}." if skipped else ""
         raise MaxGainError(f"no gain was measured: there was no batch, or the model ran none of its layers.{why}")
     if silent := [name for name in seen if name not in gains and name not in skipped]:
-        warn(f"layers {', '.join(map(repr, silent))} are not in the report: no batch went through them.")
+        warn(f"layers {listed(silent)} are not in the report: no batch went through them.")
     finite = {name: values[np.isfinite(values)] for name, values in gains.items()}
     return GainReport(finite, p, {name: len(gains[name]) - len(finite[name]) for name in gains}, skipped)
 

@@ -1,8 +1,25 @@
-"""Tables as plain text."""
+"""Names and tables as plain text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+ITSELF = "(itself)"
+"""What a model that is a single layer is called, whose dotted name is empty."""
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return (", ".join(repr(name or ITSELF) for name in names[:6]) or "none") + more
+
+
+def by_reason(reasons: Mapping[str, str]) -> str:
+    """Layers and why they are left out, grouped by reason."""
+    names: dict[str, list[str]] = {}
+    for name, why in reasons.items():
+        names.setdefault(why, []).append(name)
+    return "; ".join(f"{listed(some)} ({why})" for why, some in names.items())
 
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str, caption: str = "") -> str:
