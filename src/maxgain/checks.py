@@ -125,18 +125,13 @@ def check_not_finite(rows: list[Row]) -> Iterator[Finding]:
 def check_gamma(rows: list[Row]) -> Iterator[Finding]:
     """Weights that are cut hard in step after step."""
     shares = {row.name: row.cut_hard / row.measured for row in rows if row.is_bounded and row.measured >= LONG}
-    mean = sum(shares.values()) / max(1, len(shares))
-    if mean > TOO_OFTEN:
+    often = [name for name, share in shares.items() if share > NEARLY_ALWAYS]
+    if not often and shares and sum(shares.values()) > TOO_OFTEN * len(shares):
+        often = [max(shares, key=lambda name: shares[name])]
+    for name in often:
         text = (
-            f"gamma is probably too small: {mean:.0%} of the steps cut a weight by more than 10 %, most of all {{}}. "
-            "Try twice as large a gamma, and choose it by validation accuracy."
-        )
-        yield text, max(shares, key=lambda name: shares[name]), "gamma"
-        return
-    for name in [name for name, share in shares.items() if share > NEARLY_ALWAYS]:
-        text = (
-            "Cut by more than 10 % in nearly every step: {}. gamma is too small there, or dividing the weight does not "
-            "divide Wx."
+            "gamma is probably too small: many steps cut {} by more than 10 %. Try twice as large a gamma, and choose "
+            "it by validation accuracy. If that does not help, dividing the weight does not divide Wx."
         )
         yield text, name, ("gamma", name)
 
@@ -145,8 +140,8 @@ def check_fallback(rows: list[Row]) -> Iterator[Finding]:
     """Layers on a GPU that torch's own operations measure."""
     for row in rows:
         if row.fallback:
-            why = row.fallback.replace("{", "{{").replace("}", "}}")
-            yield f"Measured by torch's own, slower operations: {{}} ({why}).", row.name, (why, row.name)
+            text = f"Measured by torch's own, slower operations: {{}} ({row.fallback})."
+            yield text, row.name, (row.fallback, row.name)
 
 
 CHECKS: tuple[Callable[[list[Row]], Iterator[Finding]], ...] = (
@@ -184,7 +179,7 @@ class Checks:
             if key not in self.said:
                 self.said.add(key)
                 new.setdefault(text, []).append(layer)
-        warn(" ".join(text.format(listed(names)) for text, names in new.items()))
+        warn(" ".join(text.replace("{}", listed(names), 1) for text, names in new.items()))
 
 
 def take_snapshot(constraint: Constraint, optimizer: Optimizer | None, plan: StepPlan, sizes: Tensor) -> Snapshot:
@@ -250,7 +245,7 @@ def without_bound(constraint: Constraint) -> str:
 def bounded_twice(constraint: Constraint) -> str:
     """One sentence about layers that another constraint bounds by their gains already; or nothing."""
     hooks = [hook for layer in constraint._slots for hook in layer.module._forward_hooks.values()]
-    owners: list[Any] = [getattr(hook, "constraint", None) for hook in hooks if isinstance(hook, _torch.ForwardHook)]
+    owners: list[Any] = [getattr(hook, "constraint", None) for hook in hooks]
     alike = [one for one in owners if one is not constraint and type(one) is type(constraint) and any(one._is_bounded)]
     if not alike or not any(constraint._is_bounded):
         return ""

@@ -63,7 +63,7 @@ class Buffer:
         self.idle: set[int] = set()
         """The slots that rest, as far as the host knows: captured steps count on the device."""
         self.fallbacks: dict[int, str] = {}
-        """Why no kernel measured a slot on a GPU the last time."""
+        """Why no kernel measured a slot on a GPU."""
         self.move_to(like.device)
 
     @property

@@ -234,10 +234,10 @@ def record(
         return
     if x.is_cuda:
         reason = kernels.measure(maxima, dropped, resting, slot, x, z, vector, variance, eps, channel_dims, dims, p)
-        if (buffer := buffers.get(maxima.data_ptr())) is not None:
-            buffer.fallbacks[slot] = reason
         if not reason:
             return
+        if (buffer := buffers.get(maxima.data_ptr())) is not None:
+            buffer.fallbacks[slot] = reason
     is_cpu = maxima.device.type == "cpu"  # where reading a value is free
     if is_cpu and resting[slot]:
         return

@@ -34,18 +34,14 @@ class StepPlan:
     """What the plan was made of: module, name and parameter; whether that is trained, and its address."""
 
 
-def _is_here(weight: Any) -> bool:
-    """Whether a weight has an address: it is neither sharded, empty, on the meta device nor made of other tensors."""
-    return weight is not None and not is_sharded(weight) and not weight.is_meta and weight.data_ptr() != 0
-
-
 def expect_no_overlap(layers: Iterable[Layer]) -> None:
     """Refuse weights that overlap in memory without being the same."""
     blocks = []
     for layer in layers:
-        if _is_here(layer.parameter):
-            start = layer.weight.data_ptr()
-            blocks.append((start, start + (layer.parameter.nbytes if layer.part is None else 1), layer))
+        weight = layer.parameter
+        # None that is computed, sharded, empty, on the meta device or made of other tensors has an address.
+        if weight is not None and not is_sharded(weight) and (start := layer.weight.data_ptr()):
+            blocks.append((start, start + (weight.nbytes if layer.part is None else 1), layer))
     blocks.sort(key=lambda block: block[:2])
     for (start, end, one), (next_start, _, other) in pairwise(blocks):
         (mine, theirs) = ((weight.shape, weight.stride()) for weight in (one.weight, other.weight))
