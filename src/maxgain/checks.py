@@ -164,11 +164,11 @@ class Checks:
     pending: Snapshot | None = None  # on its way
 
     def look(self, new: Snapshot | None) -> None:
-        """Check the pending snapshot and a new one, if their numbers are here."""
+        """Check the snapshot that has arrived, and begin to wait for a new one, unless that is here already."""
         for snapshot in (self.pending, new):
             if snapshot is not None:
                 known, numbers, arrival = self.pending = snapshot
-                if arrival is None or arrival.query():
+                if arrival is None or (snapshot is not new and arrival.query()):
                     self.pending, columns = None, numbers.T.tolist()
                     self.say([Row(*of, *column) for of, column in zip_longest(known, columns, fillvalue=())])
 
