@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from maxgain.gain import record
-from maxgain.kernels import measuring, multi_layer
+from maxgain.kernels import measuring
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and measuring.HAS_TRITON
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -51,10 +51,7 @@ def buffers(count: int, device: Any = "cpu") -> tuple[Tensor, Tensor, Tensor]:
 @contextlib.contextmanager
 def as_on_a_gpu() -> Iterator[None]:
     """Plan and launch for tensors of the host as for those of a GPU; the interpreter runs what is launched."""
-    key_of = measuring.key_of
     with pytest.MonkeyPatch.context() as patch:
-        for module in (measuring, multi_layer):
-            patch.setattr(module, "key_of", lambda *given: (*key_of(*given)[:-1], torch.device("cuda")))
         patch.setattr(measuring, "HAS_TRITON", True)
         patch.setattr(measuring, "compile_error", lambda device: "")
         patch.setattr(measuring, "direct_launch", lambda compiled: None)

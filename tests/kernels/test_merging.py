@@ -18,7 +18,7 @@ from kernel_runs import Part
 from maxgain._torch import memory_of
 from maxgain.gain import record
 from maxgain.kernels import merging, record_compiled
-from maxgain.kernels.multi_layer import NUMBERS
+from maxgain.kernels.planning import NUMBERS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning"),

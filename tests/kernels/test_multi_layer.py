@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernel_runs import Part, as_on_a_gpu, buffers, by_record, interpreted, needs_gpu
-from maxgain.kernels import measuring, multi_layer
+from maxgain.kernels import measuring, planning
 
 each_device = pytest.mark.parametrize(
     "device",
@@ -26,7 +26,7 @@ Layer = tuple[Part, int]
 def launched(monkeypatch, device) -> Iterator[list[Any]]:
     """What was launched from now on; on a CPU by the interpreter."""
     found: list[Any] = []
-    launch = multi_layer.Kernel
+    launch = measuring.Kernel
 
     class Noted(launch):  # type: ignore[misc, valid-type]
         def __call__(self, device: int, grid: Any, tensors: Any, pointers: Any, *numbers: float) -> None:
@@ -40,10 +40,12 @@ def launched(monkeypatch, device) -> Iterator[list[Any]]:
             else:
                 self.kernel[grid](*tensors, *numbers, *self.constants)
 
-    monkeypatch.setattr(multi_layer, "Kernel", Noted)
-    monkeypatch.setattr(multi_layer, "_plans", {})
+    monkeypatch.setattr(measuring, "Kernel", Noted)
+    monkeypatch.setattr(measuring, "_plans", {})
+    measuring._kernel.cache_clear()
     with as_on_a_gpu() if device == "interpreted" else contextlib.nullcontext():
         yield found
+    measuring._kernel.cache_clear()
 
 
 class Made:
@@ -170,7 +172,7 @@ def test_what_is_not_finite_is_counted_where_it_is(device, launched):
 @pytest.mark.parametrize("enough", [6, 10**6])
 def test_a_program_does_more_if_there_are_many(device, enough, launched, monkeypatch):
     """Several tiles of rows, or longer parts of images."""
-    monkeypatch.setattr(multi_layer, "ENOUGH_PROGRAMS", enough)
+    monkeypatch.setattr(planning, "ENOUGH_PROGRAMS", enough)
     make = Made(device)
     assert_alike([make.dense(1024, 512), make.dense(64, 480), make.dense(512, 512)])
     conv = make.conv(64, 32, 32, 32)
@@ -179,15 +181,15 @@ def test_a_program_does_more_if_there_are_many(device, enough, launched, monkeyp
 
 @each_device
 def test_each_launch_has_what_one_kernel_can_read(device, launched):
-    """Norms of another epsilon, rows of another length, and what is too much for one launch take another one."""
+    """Rows and images, rows of another length, and what is too much for one launch take another one."""
     make = Made(device)
     large = make.conv(64, 20, 32, 20)
     cases: dict[str, tuple[list[Layer], int]] = {
-        "epsilons": ([make.norm(make.image(32, 8), eps) for eps in (0.1, 0.5, 0.1, 0.5)], 2),
+        "epsilons": ([make.norm(make.image(32, 8), eps) for eps in (0.1, 0.5, 0.1, 0.5)], 1),
         "rows": ([make.dense(512, 512), make.dense(64, 32), make.dense(96, 384), make.dense(512, 64)], 2),
-        "many": ([(large[0]._replace(x=(1 + n) * large[0].x), 3) for n in range(multi_layer.ENTRIES + 2)], 2),
-        "alone": ([make.dense(512, 512), make.norm(make.image(32, 8))], 0),
-        "odd": ([make.dense(48, 10), make.dense(9, 160)], 0),
+        "many": ([(large[0]._replace(x=(1 + n) * large[0].x), 3) for n in range(planning.MAX_ENTRIES + 2)], 2),
+        "alone": ([make.dense(512, 512), make.norm(make.image(32, 8))], 2),
+        "odd": ([make.dense(48, 10), make.dense(9, 160)], 2),
     }
     for name, (chosen, launches) in cases.items():
         launched.clear()
@@ -229,7 +231,7 @@ def test_where_shapes_never_repeat_old_plans_make_room(device, launched, monkeyp
             for part, dims in (make.conv(16, 8, 32, 8), make.conv(32, 8, 16, 8))
         ]
         assert_alike(chosen)
-        assert len(multi_layer._plans) <= 2
+        assert len(measuring._plans) <= 2
     assert len(launched) == (0 if device == "cpu" else 5)
 
 
@@ -248,7 +250,7 @@ def test_other_layers_and_other_batch_sizes_take_no_other_kernel(device, launche
         kinds = [native_specialize_impl(backend, value, False, True, True) for value in (*tensors, *kernel.constants)]
         told_apart.add((kernel.kernel.__name__, repr(kinds)))
 
-    monkeypatch.setattr(multi_layer.Kernel, "__call__", note)
+    monkeypatch.setattr(measuring.Kernel, "__call__", note)
     make = Made(device)
     plain, biased = make.conv(16, 8, 32, 8, bias=False), make.conv(32, 12, 64, 6)
     for chosen in ([plain, biased, make.norm(biased[0].z)], [make.norm(plain[0].z), biased, plain]):

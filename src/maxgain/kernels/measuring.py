@@ -1,49 +1,45 @@
-"""Measure a layer on a GPU in one launch, however its input and output lie in memory.
+"""Measure layers on a GPU in as few launches as there can be, however their inputs and outputs lie in memory.
 
-The cost of an eager step is Python, not the GPU. So a launch is planned once for tensors of some shapes, and a compiled
-kernel is launched without Triton's dispatcher from its second launch on.
+The cost of an eager step is Python, not the GPU. So launches are planned once for tensors of some shapes, and a
+compiled kernel is launched without Triton's dispatcher from its second launch on. In compiled code, where ``merging``
+finds measurements soon after one another, layers share launches: a small one is measured in less time than its launch
+takes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, reduce
 from importlib.util import find_spec
+from operator import itemgetter, or_
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._torch import direct_launch
+from .planning import NUMBERS, POWERS, Entry, Kind, Layer, group, order
 
 HAS_TRITON = find_spec("triton") is not None
-POWERS = {1.0: 1, 2.0: 2, math.inf: 0}
-"""The norms of the kernel, and their numbers there."""
 DTYPES = {torch.float32, torch.bfloat16, torch.float16}
-PLAIN, BIASED, NORMALISED = 0, 1, 2
-ALONG, ACROSS, APART = 0, 1, 2
-DIRECT, REPEATED, SPREAD = 0, 1, 2
-"""What these say is in ``triton_gains``."""
-SAMPLES, LONG, ROWS, COLUMNS = (1, 8192, 1), (1, 2048, 8), (4, 256, 8), (32, 64, 1)
-"""Tiles: instances per program, entries of each at once, and entries that a thread adds up before it keeps anything.
-
-Dense layers have many short instances, convolutions few long ones. ``LONG`` is for instances that are summed in parts
-and for rows beyond ``LONGEST_ROW``, ``COLUMNS`` for instances of which neighbours lie side by side."""
-LONGEST_ROW = 4096
-ENTRIES_PER_WARP = 512
-LONGEST_WHOLE, PART = 1 << 16, 1 << 14
-"""A longer instance is summed in parts of this size: a few large images are too few programs for a GPU."""
 LARGEST_INSTANCE = 1 << 26
 """One program adds up the sums of all parts of an instance."""
-INSTANCE_LEVELS, LEVELS = 4, 3
-"""In how many levels of even distances the kernel finds instances, and the entries of one."""
-UNIT = 16
-"""As many entries a thread may read at once, if all sizes and distances are multiples of it."""
 MAX_PLANS = 4096
 """A model whose shapes never repeat must not fill the memory with plans."""
-ENOUGH_PROGRAMS, MOST_STEPS = 8192, 8
-"""Some five times what an H200 runs at a time. A program does several tiles if there are more, up to so many."""
+TOO_SCATTERED = "its entries lie too scattered"
+"""Why tensors are copied before they are measured."""
+
+
+def as_lists(
+    slot: int, x: Tensor, z: Tensor | None, vector: Tensor | None, variance: Tensor | None, channel_dims: int, dims: int
+) -> tuple[list[Tensor], list[Tensor], list[int]]:
+    """Return the activations, the vectors and the numbers of one ``Layer``, but for its ε."""
+    activations = [x] if z is None else [x, z]
+    vectors = [one for one in (vector, variance) if one is not None]
+    at_vector = -1 if vector is None else 0
+    at_variance = at_vector + 1 if len(vectors) > 1 else -1
+    return activations, vectors, [slot, 0, len(activations) - 1 or -1, at_vector, at_variance, channel_dims, dims]
 
 
 def measure(
@@ -54,240 +50,160 @@ def measure(
 
     The arguments are those of ``maxgain.gain.record``.
     """
-    other = x if z is None else z
-    key = key_of(x, z, vector, variance, channel_dims, dims, p, maxima)
-    plan = _plans.get(key)
-    if plan is None:
-        plan = remember(_plans, key, plan_for(*key))
-    if isinstance(plan, str):
-        return plan
-    return launch(plan, x, other, vector, variance, eps, maxima, dropped, resting, slot)
+    if type(x) is not Tensor:
+        return f"its input is a {type(x).__name__}"
+    activations, vectors, numbers = as_lists(0, x, z, vector, variance, channel_dims, dims)
+    plan = plan_for([Layer(*numbers, eps=eps)], activations, vectors, p, maxima)
+    if not plan.reason:
+        _launch(plan, slot, (maxima, dropped, resting), [*activations, *vectors, maxima])
+    elif plan.reason == TOO_SCATTERED and not all(one.is_contiguous() for one in (*activations, *vectors)):
+        x, z, vector, variance = (None if one is None else one.contiguous() for one in (x, z, vector, variance))  # type: ignore[assignment]
+        return measure(maxima, dropped, resting, slot, x, z, vector, variance, eps, channel_dims, dims, p)
+    return plan.reason
 
 
-def key_of(
-    x: Tensor, z: Tensor | None, vector: Tensor | None, variance: Tensor | None, channel_dims: int, dims: int, p: float,
-    maxima: Tensor,
-) -> tuple[Any, ...]:  # fmt: skip
-    """Return all that a plan depends on: what ``plan_for`` takes."""
-    other = x if z is None else z
-    return (
-        x.shape, x.stride(), x.dtype, other.shape, other.stride(), other.dtype,
-        None if vector is None else (vector.dtype, vector.stride()),
-        None if variance is None else (variance.dtype, variance.stride()),
-        z is None, channel_dims, dims, p, maxima.dtype, x.device,
-    )  # fmt: skip
+def record_layers(
+    maxima: Tensor, dropped: Tensor, resting: Tensor, activations: Sequence[Tensor], vectors: Sequence[Tensor],
+    numbers: Sequence[int], eps: Sequence[float], p: float,
+    *, record: Callable[..., None], is_idle: Callable[[Tensor, Sequence[int]], bool],
+) -> None:  # fmt: skip
+    """Measure layers, each of which has its numbers but for ε; ``record`` measures those that no launch does."""
+    if is_idle(maxima, numbers[::NUMBERS]):
+        return
+    layers: Sequence[Layer] = [
+        Layer(*numbers[NUMBERS * at : NUMBERS * (at + 1)], eps=one) for at, one in enumerate(eps)
+    ]
+    if len(layers) > 1:
+        given = [*activations, *vectors, maxima]
+        if not reduce(or_, [one.data_ptr() for one in given]) & 15:  # else there would be too many compiled kernels
+            plan = plan_for(layers, activations, vectors, p, maxima)
+            if plan.launches:
+                _launch(plan, 0, (maxima, dropped, resting), given)
+            layers = plan.left
+    for layer in layers:
+        tensors = layer.tensors(activations, vectors)
+        record(maxima, dropped, resting, layer.slot, *tensors, layer.eps, layer.channel_dims, layer.dims, p)
 
 
 class Plan(NamedTuple):
-    """How tensors of some shapes are measured."""
+    """How layers are measured."""
 
-    rows: int
-    x_size: int
-    z_size: int
-    power: int
-    form: int
-    inner: int
-    """How many entries of an instance of z in a row have the same channel."""
-    channels: int
-    is_dense: bool
-    """Whether instances, and the entries of each, follow one another without gaps."""
-    grid: tuple[int, int, int]
-    parts: int
-    numbers: tuple[int, ...]
-    """What the kernel takes after the layer's index."""
-    constants: tuple[int, ...]
-    warps: int
-    dtypes: tuple[Any, ...]
-    copies: tuple[bool, bool, bool]
-    """Whether x, z and the vectors are made contiguous, in a layout that the kernel cannot read."""
+    launches: list[Launch]
+    left: Sequence[Layer]
+    """Those that no launch measures."""
+    reason: str
+    """Why, of the last of them."""
+    workspace: int
+    """How many numbers the launches write down meanwhile."""
 
 
-_plans: dict[Hashable, Plan | str] = {}
-"""Plans, or why there is none."""
-
-
-def remember(plans: dict[Any, Any], key: Any, plan: Any) -> Any:
-    """Keep a plan in the place of the oldest one if there are too many."""
-    if len(plans) >= MAX_PLANS:
-        plans.pop(next(iter(plans)), None)  # another thread may have done so
-    plans[key] = plan
-    return plan
+_plans: dict[Any, Plan] = {}
+_captured: list[Plan] = []
+"""Plans whose tables CUDA graphs read, for as long as there are such graphs."""
 
 
 def plan_for(
-    x_shape: torch.Size, x_stride: Sequence[int], x_dtype: torch.dtype,
-    z_shape: torch.Size, z_stride: Sequence[int], z_dtype: torch.dtype,
-    vector: tuple[torch.dtype, Sequence[int]] | None, variance: tuple[torch.dtype, Sequence[int]] | None,
-    is_norm: bool, channel_dims: int, dims: int, p: float, maxima_dtype: torch.dtype, device: torch.device,
-) -> Plan | str:  # fmt: skip
-    """Plan the launch for tensors like these, or return why the kernel cannot measure them."""
-    x_outer, z_outer = len(x_shape) - dims, len(z_shape) - dims
-    x_size, z_size = math.prod(x_shape[x_outer:]), math.prod(z_shape[z_outer:])
-    rows, longest = math.prod(x_shape[:x_outer]), max(x_size, z_size)
-    dtypes = {x_dtype, z_dtype, *[given[0] for given in (vector, variance) if given is not None]}
+    layers: Sequence[Layer], activations: Sequence[Tensor], vectors: Sequence[Tensor], p: float, maxima: Tensor
+) -> Plan:
+    """Return how tensors like these are measured, which is planned once."""
+    key = (
+        *layers, p, maxima.device, maxima.dtype,
+        *[(one.shape, one.stride(), one.dtype, one.device) for one in activations],
+        *[(one.dtype, one.stride()) for one in vectors],
+    )  # fmt: skip
+    plan = _plans.get(key)
+    if plan is None:
+        if maxima.is_cuda and torch.cuda.is_current_stream_capturing():  # when nothing can be copied to the GPU
+            return Plan([], layers, "a CUDA graph was captured before the first such batch", 0)
+        if len(_plans) >= MAX_PLANS:
+            if maxima.is_cuda:
+                torch.cuda.synchronize(maxima.device)  # launches may still read tables
+            _plans.clear()
+        plan = _plans[key] = _plan(layers, activations, vectors, p, maxima)
+    return plan
+
+
+def _plan(
+    layers: Sequence[Layer], activations: Sequence[Tensor], vectors: Sequence[Tensor], p: float, maxima: Tensor
+) -> Plan:
+    reasons = {layer: _objection(layer.tensors(activations, vectors), layer.dims, p, maxima) for layer in layers}
+    groups, scattered = group([one for one in layers if not reasons[one]], activations, vectors, maxima.dtype)
+    reasons |= dict.fromkeys(scattered, TOO_SCATTERED)
+    launches, workspace = list[Launch](), 0
+    for kind, entries in groups:
+        launches.append(Launch(kind, entries, len(activations), p, workspace, maxima.device))
+        workspace += launches[-1].workspace
+    left = [layer for layer in layers if reasons[layer]]
+    return Plan(launches, left, reasons[left[-1]] if left else "", workspace)
+
+
+def _objection(tensors: tuple[Any, ...], dims: int, p: float, maxima: Tensor) -> str:
+    """Say why the kernel cannot measure tensors like these, wherever their entries lie."""
+    x, z, *_ = tensors
+    given = [one for one in tensors if one is not None]
+    z = x if z is None else z
+    instances, others = x.shape[: x.dim() - dims], z.shape[: z.dim() - dims]
+    longest = max(math.prod(x.shape[len(instances) :]), math.prod(z.shape[len(others) :]))
+    is_known = {one.dtype for one in given} <= DTYPES and maxima.dtype == torch.float32
     reasons = {
         "Triton is not installed": not HAS_TRITON,
-        f"{device.type} is no GPU that Triton is used on": device.type != "cuda",
+        "the model lies on several devices": any(one.device != maxima.device for one in given),
         f"the kernels know p = 1, 2 and inf, not {p:g}": p not in POWERS,
-        "the kernels know float32, bfloat16 and float16 only": not dtypes <= DTYPES or maxima_dtype != torch.float32,
-        "input and output differ in the number of instances": rows != math.prod(z_shape[:z_outer]),
-        "there is nothing to measure": not min(rows, x_size, z_size),
+        "the kernels know float32, bfloat16 and float16 only": not is_known,
+        "input and output differ in the number of instances": instances != others,
+        "there is nothing to measure": not min(x.numel(), z.numel()),
         f"an instance has more than {LARGEST_INSTANCE} entries": longest > LARGEST_INSTANCE,
     }
-    if reason := next((reason for reason, holds in reasons.items() if holds), ""):
-        return reason
-    if error := compile_error(device):
-        return error
-
-    # Instances, numbered alike in x and z; and the entries of one, in the order in which they lie in memory.
-    copies_x = copies_z = False
-    lows_and_uppers = _instances(x_shape[:x_outer], x_stride, z_shape[:z_outer], z_stride)
-    x_inner, z_inner = _entries(x_shape, x_stride, x_outer), _entries(z_shape, z_stride, z_outer)
-    if lows_and_uppers is None or max(len(x_inner), len(z_inner)) > LEVELS:
-        copies_x, copies_z = True, True
-        x_stride, z_stride = _contiguous(x_shape), _contiguous(z_shape)
-        lows_and_uppers = _instances((rows,), (x_size,), (rows,), (z_size,))
-        x_inner, z_inner = [(x_size, 1)], [(z_size, 1)]
-    assert lows_and_uppers is not None
-    (lows, x_low, z_low), (mids, x_mid, z_mid), (highs, x_high, z_high), (tops, x_top, z_top) = lows_and_uppers
-    x_kind, z_kind = _kind(x_inner, x_low, lows), _kind(z_inner, z_low, lows)
-    axis = len(z_shape) - channel_dims
-    inner = math.prod(
-        size
-        for dim, size in enumerate(z_shape[z_outer:], z_outer)
-        if (z_stride[dim], -dim) < (z_stride[axis], -axis) and dim != axis
-    )
-
-    is_across = ACROSS in (x_kind, z_kind)
-    parts = -(-longest // PART) if longest > LONGEST_WHOLE and not is_across else 0
-    is_long = parts > 0 if dims > 1 else longest > LONGEST_ROW
-    instances, entries, vec = COLUMNS if is_across else LONG if is_long else SAMPLES if dims > 1 else ROWS
-    block = min(power_of_two(longest), entries)
-    if instances > 1:
-        instances = min(instances * entries // block, power_of_two(lows))  # as many short rows as fill the tile
-    channels = z_shape[axis]
-    form = PLAIN if vector is None else NORMALISED if is_norm else BIASED
-    where = REPEATED if inner == 1 and block % channels == 0 else SPREAD
-    if form == PLAIN or channels == z_size:
-        where = DIRECT
-
-    numbers = [
-        *(x_size, x_top, x_high, x_mid, x_low * (x_kind != ACROSS), *_levels(x_inner)),
-        *(z_size, z_top, z_high, z_mid, z_low * (z_kind != ACROSS), *_levels(z_inner)),
-    ]
-    if max(numbers) >= 1 << 31 or any(sum((n - 1) * s for n, s in levels) >= 1 << 31 for levels in (x_inner, z_inner)):
-        return "its entries are too far apart"
-    unit = math.gcd(UNIT, lows * is_across, *numbers)
-    tiles = tops * highs * mids * -(-lows // instances)
-    steps = 1 if parts else min(MOST_STEPS, max(1, tiles // ENOUGH_PROGRAMS))
-    copies_vectors = any(given is not None and given[1] != (1,) for given in (vector, variance))
-    return Plan(
-        rows=rows,
-        x_size=x_size,
-        z_size=z_size,
-        power=POWERS[p],
-        form=form,
-        inner=inner,
-        channels=channels,
-        is_dense=x_inner == [(x_size, 1)] and z_inner == [(z_size, 1)] and rows == lows
-        and (rows == 1 or (x_low, z_low) == (x_size, z_size)) and not (copies_x or copies_vectors),
-        grid=(-(-tiles // steps), max(parts, 1), 1),
-        parts=parts,
-        numbers=(lows, mids, highs, tiles, steps, parts, *(number // unit for number in numbers)),
-        constants=(
-            unit, len(x_inner), x_kind, len(z_inner), z_kind, POWERS[p], form, where,
-            *((inner, channels) if where != DIRECT else (1, 1)),
-            instances, block, min(vec, block), PART, power_of_two(parts) if parts else 0,
-        ),
-        warps=max(1, block * instances // ENTRIES_PER_WARP),
-        dtypes=(x_dtype, z_dtype, vector and vector[0], variance and variance[0]),
-        copies=(copies_x, copies_z and not is_norm, copies_vectors),
-    )  # fmt: skip
+    return next((reason for reason, holds in reasons.items() if holds), "") or compile_error(maxima.device)
 
 
-Level = tuple[int, int]
-"""How many there are, and the distance from one to the next."""
-
-
-def _entries(shape: Sequence[int], stride: Sequence[int], outer: int) -> list[Level]:
-    """The levels in which the entries of an instance lie, the last one with the smallest distance."""
-    found = [(step, -dim, shape[dim]) for dim, step in enumerate(stride) if dim >= outer and shape[dim] != 1]
-    levels: list[Level] = []
-    for step, _, size in sorted(found, reverse=True):
-        if levels and levels[-1][1] == step * size:
-            levels[-1] = (levels[-1][0] * size, step)
-        else:
-            levels.append((size, step))
-    return levels or [(1, 1)]
-
-
-def _instances(
-    x_shape: Sequence[int], x_stride: Sequence[int], z_shape: Sequence[int], z_stride: Sequence[int]
-) -> list[tuple[int, int, int]] | None:
-    """Number of instances and their distances in x and z, from the innermost level on; None if these are too many."""
-    if x_shape != z_shape:
-        return None
-    found = sorted(
-        [(x_step, z_step, size) for x_step, z_step, size in zip(x_stride, z_stride, x_shape, strict=False) if size > 1],
-        reverse=True,
-    )
-    levels: list[tuple[int, int, int]] = []
-    for x_step, z_step, size in found:
-        if levels and levels[-1][1:] == (x_step * size, z_step * size):
-            levels[-1] = (levels[-1][0] * size, x_step, z_step)
-        else:
-            levels.append((size, x_step, z_step))
-    if len(levels) > INSTANCE_LEVELS:
-        return None
-    return [*reversed(levels), *[(1, 0, 0)] * (INSTANCE_LEVELS - len(levels))]
-
-
-def _kind(levels: list[Level], low: int, lows: int) -> int:
-    """Which entries lie side by side."""
-    if levels[-1][1] == 1:
-        return ALONG
-    return ACROSS if low == 1 and lows > 1 else APART
-
-
-def _levels(levels: list[Level]) -> tuple[int, ...]:
-    """The lengths of the last two of three levels, and the distances in all; 0 where the kernel does not use them."""
-    missing = [(0, 0)] * (LEVELS - len(levels))
-    (_, s0), (a, s1), (b, s2) = missing + levels
-    return a * (len(levels) == 3), b * (len(levels) > 1), s0, s1, s2 * (s2 != 1)
-
-
-def _contiguous(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-
-
-def launch(
-    plan: Plan, x: Tensor, z: Tensor, vector: Tensor | None, variance: Tensor | None, eps: float,
-    maxima: Tensor, dropped: Tensor, resting: Tensor, slot: int,
-) -> str:  # fmt: skip
-    """Launch the kernel, or return why these tensors do not fit it."""
-    if type(x) is not Tensor:
-        return f"its input is a {type(x).__name__}"
-    if maxima.device != x.device:
-        return "the model lies on several devices"
-    device = x.get_device()
+def _launch(plan: Plan, slot: int, written: tuple[Tensor, Tensor, Tensor], given: list[Tensor]) -> None:
+    """Launch the kernels. The last tensor that is given stands for what is not there."""
+    maxima = written[0]
+    device = maxima.get_device()
     if device != torch._C._cuda_getDevice():
         with torch.cuda.device(device):
-            return launch(plan, x, z, vector, variance, eps, maxima, dropped, resting, slot)
-    copies_x, copies_z, copies_vectors = plan.copies
-    if copies_x or copies_z:
-        x, z = x.contiguous() if copies_x else x, z.contiguous() if copies_z else z
-    if copies_vectors:
-        vector, variance = (None if one is None else one.contiguous() for one in (vector, variance))
-    # What is not there is not read, but there must be a pointer.
-    vector = maxima if vector is None else vector
-    variance = vector if variance is None else variance
-    workspace = maxima.new_zeros(plan.grid[0] * (2 * plan.parts + 1)) if plan.parts else maxima
-    tensors = x, z, vector, variance, workspace, maxima, dropped, resting
-    pointers = [tensor.data_ptr() for tensor in tensors]
-    is_odd = bool((pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15)
-    kernel = _kernel(plan.constants, plan.dtypes, plan.warps)
-    kernel(device, plan.grid, tensors, None if is_odd else pointers, eps, slot, *plan.numbers)
-    return ""
+            return _launch(plan, slot, written, given)
+    if maxima.is_cuda and torch.cuda.is_current_stream_capturing():
+        _captured.append(plan)
+    workspace = maxima.new_zeros(plan.workspace) if plan.workspace else maxima
+    for launch in plan.launches:
+        launch(device, slot, given, (workspace, *written))
+    return None
+
+
+class Launch:
+    """Measures some entries."""
+
+    def __init__(
+        self, kind: Kind, entries: Sequence[Entry], activations: int, p: float, first: int, device: torch.device
+    ) -> None:
+        """``first`` is where its own part of the workspace begins."""
+        told = order(kind, entries, p)
+        self.grid, self.first = (told.programs, 1, 1), first
+        self.workspace = 5 * -(-told.programs // 16) * 16 if told.is_in_parts else 0  # the next part is aligned
+        self.table = _copied(torch.tensor(told.table, dtype=torch.int32), device)
+        self.kernel = _kernel(told.constants, kind.dtypes, told.warps)
+        places = [entry.places(activations) for entry in entries]
+        places += [places[0]] * (len(told.table) - len(places))
+        self.columns = [_getter(column) for column in zip(*places, strict=True)]
+
+    def __call__(self, device: int, slot: int, given: Sequence[Tensor], written: Sequence[Tensor]) -> None:
+        """Launch, given the tensors that are read, and the workspace with those that are written."""
+        workspace, *others = written
+        fixed = self.table, workspace[self.first :] if self.first else workspace, *others
+        pointers = [one.data_ptr() for one in given]
+        is_odd = reduce(or_, pointers) & 15
+        addresses = (
+            None if is_odd else (*[column(pointers) for column in self.columns], *[one.data_ptr() for one in fixed])
+        )
+        tensors = *[column(given) for column in self.columns], *fixed
+        self.kernel(device, self.grid, tensors, addresses, slot)
+
+
+def _getter(places: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Return what picks these of a list, as a tuple."""
+    return itemgetter(*places) if len(places) > 1 else lambda values: (values[places[0]],)
 
 
 class Kernel:
@@ -314,16 +230,31 @@ class Kernel:
 
 
 @cache
-def _kernel(constants: tuple[int, ...], dtypes: tuple[torch.dtype | None, ...], warps: int) -> Kernel:
+def _kernel(constants: tuple[int, ...], dtypes: tuple[torch.dtype, ...], warps: int) -> Kernel:
     """One for all layers that differ in sizes alone; ``dtypes`` tells their compiled code apart."""
     from .triton_gains import gains_kernel
 
     return Kernel(gains_kernel, constants, warps)
 
 
+def _copied(table: Tensor, device: torch.device) -> Tensor:
+    """Copy to a GPU, which is waited for, but not for what it is doing."""
+    if device.type != "cuda":
+        return table
+    with torch.cuda.stream(_stream_for_copies(device)):
+        return table.to(device)
+
+
+@cache
+def _stream_for_copies(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 @cache
 def compile_error(device: torch.device) -> str:
     """Say why Triton cannot compile for this GPU, which is tried once; return nothing if it can."""
+    if device.type != "cuda":
+        return f"{device.type} is no GPU that Triton is used on"
     try:
         import triton.language as tl
 
@@ -331,27 +262,8 @@ def compile_error(device: torch.device) -> str:
 
         with torch.cuda.device(device):
             one, zeros = torch.ones(1, device=device), torch.zeros(3, dtype=torch.int64, device=device)
-            project_kernel[1, 1, 1](
-                zeros,
-                one,
-                one,
-                zeros,
-                one,
-                one,
-                zeros,
-                zeros,
-                zeros,
-                1,
-                1,
-                0,
-                tl.float32,
-                1,
-                16,
-                16,
-                1,
-                True,
-                num_warps=4,
-            )
+            tensors = zeros, one, one, zeros, one, one, zeros, zeros, zeros
+            project_kernel[1, 1, 1](*tensors, 1, 1, 0, tl.float32, 1, 16, 16, 1, True, num_warps=4)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # there may be no compiler, or no header of Python's, or the GPU may be too old
@@ -361,8 +273,3 @@ def compile_error(device: torch.device) -> str:
             "headers, and a recent GPU"
         )
     return ""
-
-
-def power_of_two(n: int) -> int:
-    """Return the smallest power of two that is not below n."""
-    return 1 << max(0, n - 1).bit_length()

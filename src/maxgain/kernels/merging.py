@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from .._torch import Memory, memory_of, register_post_grad_pass
-from . import multi_layer
-from .multi_layer import NUMBERS, Layer, record_layers
+from . import planning
+from .measuring import as_lists, record_layers
+from .planning import NUMBERS, Layer
 
 SEPARATE_BIAS = ("cuda",)
 """Where compiled code adds the bias of a convolution in other kernels than those of the convolution."""
@@ -33,7 +34,7 @@ _library.define(  # type: ignore[no-untyped-call]
 
 def _simulated(*arguments: Any) -> None:
     """What torch.compile calls to learn of the result, of which there is none."""
-    register_post_grad_pass(merge, __file__, multi_layer.__file__)
+    register_post_grad_pass(merge, __file__, planning.__file__)
 
 
 _library.impl("record", _simulated, "Meta")  # type: ignore[no-untyped-call]
@@ -51,11 +52,8 @@ def record_compiled(
     variance: Tensor | None, eps: float, channel_dims: int, dims: int, p: float,
 ) -> None:  # fmt: skip
     """Call the operator for one layer, with the arguments of ``maxgain.gain.record``."""
-    activations = [x] if z is None else [x, z]
-    vectors = [one for one in (vector, variance) if one is not None]
-    at_vector = -1 if vector is None else 0
-    layer = [slot, 0, len(activations) - 1 or -1, at_vector, at_vector + 1 if len(vectors) > 1 else -1]
-    torch.ops.maxgain.record(maxima, dropped, resting, activations, vectors, [*layer, channel_dims, dims], [eps], p)
+    activations, vectors, numbers = as_lists(slot, x, z, vector, variance, channel_dims, dims)
+    torch.ops.maxgain.record(maxima, dropped, resting, activations, vectors, numbers, [eps], p)
 
 
 def merge(graph: Graph) -> None:
@@ -168,7 +166,7 @@ def _merge(graph: Graph, group: list[Node]) -> None:
     for node in group:
         layer, given = _layer(node), (node.kwargs["activations"], node.kwargs["vectors"])
         at = []
-        for one, places in zip(layer.tensors(given), (activations, activations, vectors, vectors), strict=True):
+        for one, places in zip(layer.tensors(*given), (activations, activations, vectors, vectors), strict=True):
             at.append(-1 if one is None else places.setdefault(one, len(places)))
         layers += [layer.slot, *at, layer.channel_dims, layer.dims]
         eps += node.kwargs["eps"]  # type: ignore[arg-type]

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .measuring import DTYPES, HAS_TRITON, Kernel, compile_error, power_of_two
+from .measuring import DTYPES, HAS_TRITON, Kernel, compile_error
+from .planning import power_of_two
 
 CHUNK = 16384
 """How many entries of a weight one program divides."""
