@@ -24,7 +24,7 @@ MODES = ("captured", "compiled", "eager")
 
 STEPS = {"captured": 16, "compiled": 8, "eager": 8}
 """In a turn, or as many as the longest ``every``."""
-OURS = ("gains_kernel", "gains_of_layers_kernel", "project_kernel")
+OURS = ("gains_kernel", "project_kernel")
 
 # Variants
 

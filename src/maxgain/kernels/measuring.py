@@ -53,7 +53,7 @@ def measure(
     if type(x) is not Tensor:
         return f"its input is a {type(x).__name__}"
     activations, vectors, numbers = as_lists(0, x, z, vector, variance, channel_dims, dims)
-    plan = plan_for([Layer(*numbers, eps=eps)], activations, vectors, p, maxima)
+    plan = plan_for([Layer._make([*numbers, eps])], activations, vectors, p, maxima)
     if not plan.reason:
         _launch(plan, slot, (maxima, dropped, resting), [*activations, *vectors, maxima])
     elif plan.reason == TOO_SCATTERED and not all(one.is_contiguous() for one in (*activations, *vectors)):
@@ -71,7 +71,7 @@ def record_layers(
     if is_idle(maxima, numbers[::NUMBERS]):
         return
     layers: Sequence[Layer] = [
-        Layer(*numbers[NUMBERS * at : NUMBERS * (at + 1)], eps=one) for at, one in enumerate(eps)
+        Layer._make([*numbers[NUMBERS * at : NUMBERS * (at + 1)], one]) for at, one in enumerate(eps)
     ]
     if len(layers) > 1:
         given = [*activations, *vectors, maxima]
