@@ -65,9 +65,8 @@ class Updates:
         self.count, self.steps, self.version, self.is_said = 0, -1, -1, False
         layers = sorted(constraint._slots, key=lambda layer: not constraint._is_bounded[constraint._slots[layer]])
         weights = [layer.parameter for layer in layers if layer.parameter is not None]  # else it is computed now
-        trained = [weight for weight in weights if weight.requires_grad][:1]
-        usable = [weight for weight in trained if weight.is_leaf and not hasattr(type(weight), "full_tensor")]
-        self.handles = [weight.register_post_accumulate_grad_hook(self) for weight in usable]
+        usable = [one for one in weights if one.requires_grad and one.is_leaf and not hasattr(type(one), "full_tensor")]
+        self.handles = [weight.register_post_accumulate_grad_hook(self) for weight in usable[:1]]
 
     def __call__(self, weight: Tensor) -> None:
         """Torch calls this after each backward."""

@@ -118,6 +118,8 @@ class _Hook(_torch.ForwardHook):
     def __init__(self, layer: Layer, constraint: MaxGain) -> None:
         self.layer, self.constraint, self.buffer = layer, constraint, constraint._buffer
         self.slot = constraint._slots[layer]
+        # By the number of the input's dimensions, of which torch allows 64.
+        self.dims = tuple(layer.instance_dims(dim, constraint.instance) for dim in range(65))
         self.untried = layer.own_forward
         self.look_up()
         self.register(layer.module)
@@ -126,8 +128,6 @@ class _Hook(_torch.ForwardHook):
         """Learn which parameter is the module's own; functional_call puts another in its place for a while."""
         self.weight = self.layer.parameter
         self.is_whole = not (is_sharded(self.weight) or is_flat_shard(self.weight))  # else ranks put it together
-        # By the number of the input's dimensions, of which torch allows 64.
-        self.dims = tuple(self.layer.instance_dims(dim, self.constraint.instance) for dim in range(65))
 
     @_torch.skip_standalone_compile
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
