@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, reduce
 from importlib.util import find_spec
 from operator import itemgetter, or_
@@ -238,16 +239,22 @@ def _kernel(constants: tuple[int, ...], dtypes: tuple[torch.dtype, ...], warps: 
 
 
 def _copied(table: Tensor, device: torch.device) -> Tensor:
-    """Copy to a GPU, which is waited for, but not for what it is doing."""
+    """Copy to a GPU, which is waited for, but not for what it is doing.
+
+    Another thread does so, as torch allows none that captures a CUDA graph to keep memory (test_cuda).
+    """
     if device.type != "cuda":
         return table
-    with torch.cuda.stream(_stream_for_copies(device)):
-        return table.to(device)
+
+    def copy() -> Tensor:
+        with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+            return table.to(device)
+
+    return _other_thread.submit(copy).result()
 
 
-@cache
-def _stream_for_copies(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+_other_thread = ThreadPoolExecutor(1, "maxgain")
+"""Which begins with the first copy."""
 
 
 @cache
