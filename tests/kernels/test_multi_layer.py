@@ -24,14 +24,15 @@ Layer = tuple[Part, int]
 
 @pytest.fixture
 def launched(monkeypatch, device) -> Iterator[list[Any]]:
-    """What was launched from now on; on a CPU by the interpreter."""
+    """What several layers share is launched from now on; on a CPU by the interpreter."""
     found: list[Any] = []
     launch = measuring.Kernel
 
     class Noted(launch):  # type: ignore[misc, valid-type]
         def __call__(self, device: int, grid: Any, tensors: Any, pointers: Any, *numbers: float) -> None:
-            found.append(grid)
-            assert pointers == tuple(
+            if len(tensors[0]) > 1:
+                found.append(grid)
+            assert pointers is None or pointers == tuple(
                 tuple(one.data_ptr() for one in given) if isinstance(given, tuple) else given.data_ptr()
                 for given in tensors
             )
@@ -186,10 +187,10 @@ def test_each_launch_has_what_one_kernel_can_read(device, launched):
     large = make.conv(64, 20, 32, 20)
     cases: dict[str, tuple[list[Layer], int]] = {
         "epsilons": ([make.norm(make.image(32, 8), eps) for eps in (0.1, 0.5, 0.1, 0.5)], 1),
-        "rows": ([make.dense(512, 512), make.dense(64, 32), make.dense(96, 384), make.dense(512, 64)], 2),
+        "rows": ([make.dense(512, 512), make.dense(64, 32), make.dense(96, 384), make.dense(512, 64)], 1),
         "many": ([(large[0]._replace(x=(1 + n) * large[0].x), 3) for n in range(planning.MAX_ENTRIES + 2)], 2),
-        "alone": ([make.dense(512, 512), make.norm(make.image(32, 8))], 2),
-        "odd": ([make.dense(48, 10), make.dense(9, 160)], 2),
+        "alone": ([make.dense(512, 512), make.norm(make.image(32, 8))], 0),
+        "odd": ([make.dense(48, 10), make.dense(9, 160)], 0),
     }
     for name, (chosen, launches) in cases.items():
         launched.clear()
