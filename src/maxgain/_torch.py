@@ -32,12 +32,11 @@ def inner_optimizer(optimizer: Any, weights: set[int]) -> Optimizer:
     """Return the torch optimizer that updates the weights: itself, or the one in a wrapper (Accelerate's, SAM)."""
     hooks = "_optimizer_step_post_hooks"
     while not type(optimizer).__module__.startswith("torch.optim."):  # those wrap nothing
-        held = parameters_of(optimizer) if hasattr(optimizer, "param_groups") else set()
-        if not hasattr(optimizer, hooks):  # else it may leave parts of its steps to others: ZeroRedundancyOptimizer
-            held &= weights
-        parts = [*getattr(optimizer, "__dict__", {}).values(), getattr(optimizer, "optimizer", None)]
-        inside = {id(part): part for part in parts if isinstance(part, Optimizer) and part is not optimizer}
-        same = [part for part in inside.values() if parameters_of(part) & weights and parameters_of(part) >= held]
+        # One that steps itself may leave parts of its steps to others, as ZeroRedundancyOptimizer does.
+        held = parameters_of(optimizer) if hasattr(optimizer, hooks) else set()
+        parts = [part for part in getattr(optimizer, "__dict__", {}).values() if isinstance(part, Optimizer)]
+        inside = {id(part): part for part in parts if parameters_of(part) & weights and parameters_of(part) >= held}
+        same = [part for part in inside.values() if part is not optimizer]
         if len(same) != 1:
             break
         optimizer = same[0]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from explicit import largest_gain, same_bits
 from maxgain import MaxGain
+from maxgain.errors import AttachError
 from nets import frozen_sgd, mlp, rows, sgd, train, training, values
 
 
@@ -107,6 +108,29 @@ def test_an_optimizer_inside_another_is_the_one_that_is_attached() -> None:
         closure()
         optimizer.step(closure)
         assert constraint.scales["0"] < 1 or step
+
+
+class MuonBesideAdam:
+    """As the wrappers of two optimizers that are no optimizers of torch's."""
+
+    def __init__(self, matrices: list[Tensor], others: list[Tensor]) -> None:
+        self.inside = torch.optim.SGD(matrices, lr=0.1), torch.optim.Adam(others)
+        self.muon, self.adam = self.inside
+
+    @property
+    def param_groups(self) -> list[Any]:
+        return [*self.muon.param_groups, *self.adam.param_groups]
+
+
+def test_of_two_optimizers_in_a_wrapper_that_with_the_bounded_weights_is_attached() -> None:
+    model = mlp()
+    weights, biases = ([p for p in model.parameters() if p.dim() == dim] for dim in (2, 1))
+    both = MuonBesideAdam(weights, biases)
+    constraint = MaxGain(model, 0.1).attach(both)
+    train(model, both.muon, [rows()])
+    assert constraint.scales["0"] < 1
+    with pytest.raises(AttachError, match="one by one"):
+        constraint.attach(MuonBesideAdam(weights[:1], weights[1:]))
 
 
 class Owner(nn.Module):
