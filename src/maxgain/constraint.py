@@ -48,7 +48,7 @@ class Attached:
 
 
 class Buffer:
-    """What hooks write, with an entry for each weight; one object, because compiled code checks each that it reads."""
+    """What hooks write, with an entry for each layer; one object, because compiled code checks each that it reads."""
 
     __slots__ = ("__weakref__", "dropped", "fallbacks", "idle", "maxima", "p", "resting")
 

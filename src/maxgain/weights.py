@@ -43,7 +43,7 @@ class WeightClip(Constraint):
         return self._finite_sizes(layer).amax()
 
     def _shrink(self, plan: StepPlan, bounds: Tensor) -> Tensor:
-        users = {slot: layer for layer, slot in reversed(self._slots.items())}  # of each weight, the first layer
+        users = {slot: layer for layer, slot in self._slots.items()}
         scales = torch.ones_like(bounds)
         for i, (weight, slot) in enumerate(zip(plan.weights, plan.at.tolist(), strict=True)):
             own = self._finite_sizes(users[slot])
