@@ -193,6 +193,14 @@ class TestCompiled:
 # --- Layers that are skipped, and those that only look as if they had to be -------------------------------------------
 
 
+class EightBits(nn.Linear):
+    """As those of bitsandbytes."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+        self.weight = nn.Parameter(torch.zeros(6, 6, dtype=torch.uint8), requires_grad=False)
+
+
 SKIPPED: dict[str, tuple[Callable[[], Any], str]] = {
     "attention": (lambda: nn.MultiheadAttention(6, 2), r"split_attention\(model\)"),
     "LSTM": (lambda: nn.LSTM(6, 6), "one operation"),
@@ -200,7 +208,7 @@ SKIPPED: dict[str, tuple[Callable[[], Any], str]] = {
     "spectral norm, old": (lambda: nn.utils.spectral_norm(nn.Linear(6, 6)), "computed"),
     "pruned": (lambda: prune.l1_unstructured(nn.Linear(6, 6), "weight", 0.5), "computed"),
     "bilinear": (lambda: nn.Bilinear(6, 6, 6), "two inputs"),
-    "quantised": (lambda: torch.ao.nn.quantized.dynamic.Linear(6, 6), "quantised"),
+    "quantised": (EightBits, "quantised"),
     "complex": (lambda: nn.Linear(6, 6, dtype=torch.complex64), "complex"),
     "lazy": (lambda: nn.LazyLinear(6), "before a first batch"),
     "batch norm without statistics": (lambda: nn.BatchNorm1d(6, track_running_stats=False), "running variance"),

@@ -98,12 +98,10 @@ KINDS: dict[type[nn.Module] | str, LayerKind] = {
 _ONE_OPERATION = "its weights are used inside one operation"
 UNSUPPORTED: dict[type[nn.Module], str] = {
     nn.MultiheadAttention: f"{_ONE_OPERATION}: call split_attention(model) first",
-    nn.modules.linear.NonDynamicallyQuantizableLinear: _ONE_OPERATION,
     nn.RNNBase: _ONE_OPERATION,
     nn.RNNCellBase: _ONE_OPERATION,
     nn.Bilinear: "it is linear in each of two inputs, not in both",
 }
-_QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.quantizable", "bitsandbytes.nn", "torchao.quantization")
 _TABLES = ("embed", "pos", "codebook", "table", "token", "prompt")
 """Parameters and modules named so hold rows that are looked up or added; they multiply nothing."""
 
@@ -268,9 +266,6 @@ def look_up(module: nn.Module, *, rescale: bool = True) -> tuple[LayerKind | Non
     Reads no computed weight, which might change it.
     """
     cls: Any
-    # What holds nothing, such as a quantisable addition, has nothing quantised in it.
-    if any(cls.__module__.startswith(_QUANTISED) for cls in type(module).__mro__) and module.state_dict():
-        return None, False, "its weight is quantised"
     for cls in type(module).__mro__:
         kind = KINDS.get(cls) or KINDS.get(f"{cls.__module__}.{cls.__qualname__}")
         if kind is not None:
