@@ -9,11 +9,11 @@ takes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, reduce
 from importlib.util import find_spec
-from operator import itemgetter, or_
+from operator import or_
 from typing import Any, NamedTuple
 
 import torch
@@ -53,11 +53,22 @@ def measure(
     """
     if type(x) is not Tensor:
         return f"its input is a {type(x).__name__}"
-    activations, vectors, numbers = as_lists(0, x, z, vector, variance, channel_dims, dims)
-    plan = plan_for([Layer._make([*numbers, eps])], activations, vectors, p, maxima)
+    key = (
+        x.shape, x.stride(), x.dtype, x.device, None if z is None else (z.shape, z.stride(), z.dtype, z.device),
+        None if vector is None else (vector.dtype, vector.stride()),
+        None if variance is None else (variance.dtype, variance.stride()),
+        eps, channel_dims, dims, p, maxima.dtype, maxima.device,
+    )  # fmt: skip
+    plan = _plans.get(key)
+    if plan is None:
+        activations, vectors, numbers = as_lists(0, x, z, vector, variance, channel_dims, dims)
+        plan = _plan(key, [Layer._make([*numbers, eps])], activations, vectors, p, maxima)
     if not plan.reason:
-        _launch(plan, slot, (maxima, dropped, resting), [*activations, *vectors, maxima])
-    elif plan.reason == TOO_SCATTERED and not all(one.is_contiguous() for one in (*activations, *vectors)):
+        given = [one for one in (x, z, vector, variance, maxima) if one is not None]
+        _launch(plan, slot, given, maxima, dropped, resting)
+    elif plan.reason == TOO_SCATTERED and any(
+        one is not None and not one.is_contiguous() for one in (x, z, vector, variance)
+    ):
         x, z, vector, variance = (None if one is None else one.contiguous() for one in (x, z, vector, variance))  # type: ignore[assignment]
         return measure(maxima, dropped, resting, slot, x, z, vector, variance, eps, channel_dims, dims, p)
     return plan.reason
@@ -77,9 +88,14 @@ def record_layers(
     if len(layers) > 1:
         given = [*activations, *vectors, maxima]
         if not reduce(or_, [one.data_ptr() for one in given]) & 15:  # else there would be too many compiled kernels
-            plan = plan_for(layers, activations, vectors, p, maxima)
+            key = (
+                *layers, p, maxima.dtype, maxima.device,
+                *[(one.shape, one.stride(), one.dtype, one.device) for one in activations],
+                *[(one.dtype, one.stride()) for one in vectors],
+            )  # fmt: skip
+            plan = _plans.get(key) or _plan(key, layers, activations, vectors, p, maxima)
             if plan.launches:
-                _launch(plan, 0, (maxima, dropped, resting), given)
+                _launch(plan, 0, given, maxima, dropped, resting)
             layers = plan.left
     for layer in layers:
         tensors = layer.tensors(activations, vectors)
@@ -103,30 +119,13 @@ _captured: list[Plan] = []
 """Plans whose tables CUDA graphs read, for as long as there are such graphs."""
 
 
-def plan_for(
-    layers: Sequence[Layer], activations: Sequence[Tensor], vectors: Sequence[Tensor], p: float, maxima: Tensor
-) -> Plan:
-    """Return how tensors like these are measured, which is planned once."""
-    key = (
-        *layers, p, maxima.device, maxima.dtype,
-        *[(one.shape, one.stride(), one.dtype, one.device) for one in activations],
-        *[(one.dtype, one.stride()) for one in vectors],
-    )  # fmt: skip
-    plan = _plans.get(key)
-    if plan is None:
-        if maxima.is_cuda and torch.cuda.is_current_stream_capturing():  # when nothing can be copied to the GPU
-            return Plan([], layers, "a CUDA graph was captured before the first such batch", 0)
-        if len(_plans) >= MAX_PLANS:
-            if maxima.is_cuda:
-                torch.cuda.synchronize(maxima.device)  # launches may still read tables
-            _plans.clear()
-        plan = _plans[key] = _plan(layers, activations, vectors, p, maxima)
-    return plan
-
-
 def _plan(
-    layers: Sequence[Layer], activations: Sequence[Tensor], vectors: Sequence[Tensor], p: float, maxima: Tensor
-) -> Plan:
+    key: Hashable, layers: Sequence[Layer], activations: Sequence[Tensor], vectors: Sequence[Tensor], p: float,
+    maxima: Tensor,
+) -> Plan:  # fmt: skip
+    """Plan how tensors like these are measured, once for each key."""
+    if maxima.is_cuda and torch.cuda.is_current_stream_capturing():  # when nothing can be copied to the GPU
+        return Plan([], layers, "a CUDA graph was captured before the first such batch", 0)
     reasons = {layer: _objection(layer.tensors(activations, vectors), layer.dims, p, maxima) for layer in layers}
     groups, scattered = group([one for one in layers if not reasons[one]], activations, vectors, maxima.dtype)
     reasons |= dict.fromkeys(scattered, TOO_SCATTERED)
@@ -134,8 +133,13 @@ def _plan(
     for kind, entries in groups:
         launches.append(Launch(kind, entries, len(activations), p, workspace, maxima.device))
         workspace += launches[-1].workspace
+    if len(_plans) >= MAX_PLANS:
+        if maxima.is_cuda:
+            torch.cuda.synchronize(maxima.device)  # launches may still read tables
+        _plans.clear()
     left = [layer for layer in layers if reasons[layer]]
-    return Plan(launches, left, reasons[left[-1]] if left else "", workspace)
+    plan = _plans[key] = Plan(launches, left, reasons[left[-1]] if left else "", workspace)
+    return plan
 
 
 def _objection(tensors: tuple[Any, ...], dims: int, p: float, maxima: Tensor) -> str:
@@ -158,18 +162,25 @@ def _objection(tensors: tuple[Any, ...], dims: int, p: float, maxima: Tensor) ->
     return next((reason for reason, holds in reasons.items() if holds), "") or compile_error(maxima.device)
 
 
-def _launch(plan: Plan, slot: int, written: tuple[Tensor, Tensor, Tensor], given: list[Tensor]) -> None:
+def _launch(plan: Plan, slot: int, given: Sequence[Tensor], maxima: Tensor, dropped: Tensor, resting: Tensor) -> None:
     """Launch the kernels. The last tensor that is given stands for what is not there."""
-    maxima = written[0]
     device = maxima.get_device()
     if device != torch._C._cuda_getDevice():
         with torch.cuda.device(device):
-            return _launch(plan, slot, written, given)
+            return _launch(plan, slot, given, maxima, dropped, resting)
     if maxima.is_cuda and torch.cuda.is_current_stream_capturing():
         _captured.append(plan)
     workspace = maxima.new_zeros(plan.workspace) if plan.workspace else maxima
+    pointers = [one.data_ptr() for one in given]
+    is_aligned = not reduce(or_, pointers) & 15
     for launch in plan.launches:
-        launch(device, slot, given, (workspace, *written))
+        kernel, own = launch.kernel, workspace[launch.first :] if launch.first else workspace
+        fixed = launch.table, own, maxima, dropped, resting
+        addresses = [*launch.pick(pointers), *[one.data_ptr() for one in fixed]] if is_aligned else None
+        if addresses is not None and kernel.direct is not None:  # for which no tensor need be picked
+            kernel.direct(device, launch.grid, *addresses, slot, *kernel.constants)
+        else:
+            kernel(device, launch.grid, (*launch.pick(given), *fixed), addresses, slot)
     return None
 
 
@@ -187,24 +198,13 @@ class Launch:
         self.kernel = _kernel(told.constants, kind.dtypes, told.warps)
         places = [entry.places(activations) for entry in entries]
         places += [places[0]] * (len(told.table) - len(places))
-        self.columns = [_getter(column) for column in zip(*places, strict=True)]
+        self.columns = [*zip(*places, strict=True)]
 
-    def __call__(self, device: int, slot: int, given: Sequence[Tensor], written: Sequence[Tensor]) -> None:
-        """Launch, given the tensors that are read, and the workspace with those that are written."""
-        workspace, *others = written
-        fixed = self.table, workspace[self.first :] if self.first else workspace, *others
-        pointers = [one.data_ptr() for one in given]
-        is_odd = reduce(or_, pointers) & 15
-        addresses = (
-            None if is_odd else (*[column(pointers) for column in self.columns], *[one.data_ptr() for one in fixed])
-        )
-        tensors = *[column(given) for column in self.columns], *fixed
-        self.kernel(device, self.grid, tensors, addresses, slot)
-
-
-def _getter(places: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Return what picks these of a list, as a tuple."""
-    return itemgetter(*places) if len(places) > 1 else lambda values: (values[places[0]],)
+    def pick(self, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Return what the kernel takes of each entry, of all that is given."""
+        if len(self.columns[0]) == 1:
+            return [(values[at],) for (at,) in self.columns]
+        return [tuple([values[at] for at in column]) for column in self.columns]
 
 
 class Kernel:

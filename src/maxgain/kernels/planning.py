@@ -19,7 +19,7 @@ COLUMNS = 32
 """Of the kernel's table."""
 NEVER = (1 << 31) - 1
 """Where the programs of an entry begin that there is not."""
-SAMPLES, LONG, ROWS, COLUMN_WISE = (1, 8192, 1), (1, 2048, 8), (4, 256, 8), (32, 64, 1)
+SAMPLES, LONG, ROWS, COLUMN_WISE = (1, 8192, 1), (1, 2048, 8), (4, 256, 4), (32, 64, 1)
 """Tiles: instances per program, entries of each at once, and entries that a thread adds up before it keeps anything.
 
 Dense layers have many short instances, convolutions few long ones. ``SAMPLES`` is for a convolution that has a launch
