@@ -286,6 +286,21 @@ def test_what_is_not_finite_is_an_alarm_even_between_logged_steps_and_in_warm_up
     assert (alarm.step, alarm.kind, alarm.layer, alarm.others) == (8, "not finite", "0", ("2", "4"))
 
 
+@pytest.mark.filterwarnings("ignore:.*that are not finite")
+def test_what_was_not_finite_before_the_watch_began_is_no_alarm():
+    model, heard = net(), []
+    constraint = MaxGain(model, INF).attach(torch.optim.SGD(model.parameters(), lr=0.0))
+    model(torch.full((2, 4), math.nan)).sum()
+    (optimizer,) = constraint._attached
+    optimizer.step()
+    watching = watch(constraint, every=1, on_alarm=heard.append)
+    for step, x in enumerate(batches(3)):
+        model(x).sum()
+        optimizer.step()
+        watching.log(step)
+    assert not heard
+
+
 def test_an_alarm_warns_at_the_users_line():
     model = net()
     with pytest.warns(MeasurementWarning, match="layer '0' has inputs or outputs that are not finite") as caught:

@@ -52,6 +52,9 @@ class Watch:
     """How often each layer was measured until the last logged step."""
     _pending: tuple[int, Tensor, Any] | None = None
 
+    def __post_init__(self) -> None:
+        self._dropped_before = self.constraint._buffer.dropped.clone()
+
     def log(self, step: int) -> None:
         """End a step: every k-th time, write its gains and raise alarms.
 
@@ -141,7 +144,9 @@ class Watch:
     def _snapshot(self) -> tuple[Tensor, Any]:
         """Begin to copy what a step found."""
         constraint = self.constraint
-        dropped = max_over_ranks(constraint._buffer.dropped.to(constraint._gains.dtype), constraint.process_group)
+        dropped = constraint._buffer.dropped
+        dropped = (dropped - self._dropped_before.to(dropped.device)).to(constraint._gains.dtype)
+        dropped = max_over_ranks(dropped, constraint.process_group)
         measured = constraint._counts[0].to(dropped)
         return begin_copy(torch.stack([constraint._gains, constraint._scales, measured, dropped]))
 
