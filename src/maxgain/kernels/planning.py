@@ -77,6 +77,11 @@ class Entry(NamedTuple):
         """Whether a bias is to be taken off."""
         return self.layer is not None and self.layer.vector >= 0
 
+    def tiles(self, instances: int) -> int:
+        """Return how many tiles of so many instances there are."""
+        (lows, *_), *others = self.layout.instances
+        return -(-lows // instances) * math.prod(count for count, *_ in others)
+
     def places(self, vectors: int) -> tuple[int, ...]:
         """Where x, z, bias, scale and variance are, of which the last begin at ``vectors``; -1 for what is missing."""
         x = z = bias = scale = variance = -1
@@ -178,36 +183,37 @@ def order(kind: Kind, entries: Sequence[Entry], p: float) -> Order:
     """Choose how many programs measure each entry, and write the kernel's table."""
     is_alone, longest = len(entries) == 1, max(entry.longest for entry in entries)
     instances, block, vec = kind.tile
-    can_cut = kind.tile == LONG
     whole = LONGEST_WHOLE if is_alone or kind.is_row else PART
-    if can_cut and is_alone and not kind.is_row and longest <= whole:
+    if is_alone and not kind.is_row and kind.tile == LONG and longest <= whole:
         _, block, vec = SAMPLES
         block = min(power_of_two(longest), block)
-    tiles = []
-    for entry in entries:
-        (lows, *_), *others = entry.layout.instances
-        tiles.append(-(-lows // instances) * math.prod(count for count, *_ in others))
-    part, parts = PART, [1] * len(entries)
-    while can_cut:
-        parts = [-(-entry.longest // part) if entry.longest > whole else 1 for entry in entries]
-        programs = sum(count * tile for count, tile in zip(parts, tiles, strict=True))
-        if max(parts) == 1 or part == LONGEST_PART or programs < 2 * ENOUGH_PROGRAMS:
-            break
-        part *= 2
+    tiles = [entry.tiles(instances) for entry in entries]
+    part, parts = _cut(entries, tiles, whole) if kind.tile == LONG else (PART, [1] * len(entries))
     # A program that did several long instances would need more registers.
     steps = min(MOST_STEPS, max(1, sum(tiles) // ENOUGH_PROGRAMS)) if instances > 1 else 1
     programs, table = 0, []
     for entry, tile, count in zip(entries, tiles, parts, strict=True):
         table.append([programs, *entry.row(kind, count, steps, tile)])
         programs += -(-tile // steps) * count
-    places = 1 if is_alone else MAX_ENTRIES
+    places, is_in_parts = 1 if is_alone else MAX_ENTRIES, max(parts) > 1
     table += [[NEVER] * COLUMNS] * (places - len(table))
-    is_in_parts, is_biased, has_norm = max(parts) > 1, any(e.is_biased for e in entries), any(e.norm for e in entries)
     constants = (
-        places, kind.unit, *kind.levels, POWERS[p], kind.where, kind.inner, is_biased, has_norm,
+        places, kind.unit, *kind.levels, POWERS[p], kind.where, kind.inner,
+        any(entry.is_biased for entry in entries), any(entry.norm is not None for entry in entries),
         instances, block, vec, part, power_of_two(max(parts)) if is_in_parts else 0,
     )  # fmt: skip
     return Order(programs, table, constants, max(1, block * instances // ENTRIES_PER_WARP), is_in_parts)
+
+
+def _cut(entries: Sequence[Entry], tiles: Sequence[int], whole: int) -> tuple[int, list[int]]:
+    """Return how long parts are, and how many of them the instances of each entry have: 1 up to ``whole`` entries."""
+    part = PART
+    while True:
+        parts = [-(-entry.longest // part) if entry.longest > whole else 1 for entry in entries]
+        programs = sum(count * tile for count, tile in zip(parts, tiles, strict=True))
+        if max(parts) == 1 or part == LONGEST_PART or programs < 2 * ENOUGH_PROGRAMS:
+            return part, parts
+        part *= 2
 
 
 def power_of_two(n: int) -> int:
