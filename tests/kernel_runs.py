@@ -53,6 +53,7 @@ def as_on_a_gpu() -> Iterator[None]:
     """Plan and launch for tensors of the host as for those of a GPU; the interpreter runs what is launched."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measuring, "HAS_TRITON", True)
+        patch.setattr(measuring, "DEVICES", {"cpu"})
         patch.setattr(measuring, "compile_error", lambda device: "")
         patch.setattr(measuring, "direct_launch", lambda compiled: None)
         patch.setattr(measuring, "_plans", {})

@@ -24,6 +24,7 @@ from .planning import NUMBERS, POWERS, Entry, Kind, Layer, group, order
 
 HAS_TRITON = find_spec("triton") is not None
 DTYPES = {torch.float32, torch.bfloat16, torch.float16}
+DEVICES = {"cuda"}
 LARGEST_INSTANCE = 1 << 26
 """One program adds up the sums of all parts of an instance."""
 MAX_PLANS = 4096
@@ -152,6 +153,7 @@ def _objection(tensors: tuple[Any, ...], dims: int, p: float, maxima: Tensor) ->
     is_known = {one.dtype for one in given} <= DTYPES and maxima.dtype == torch.float32
     reasons = {
         "Triton is not installed": not HAS_TRITON,
+        f"{maxima.device.type} is no GPU that Triton is used on": maxima.device.type not in DEVICES,
         "the model lies on several devices": any(one.device != maxima.device for one in given),
         f"the kernels know p = 1, 2 and inf, not {p:g}": p not in POWERS,
         "the kernels know float32, bfloat16 and float16 only": not is_known,
