@@ -255,7 +255,10 @@ EXPERIMENTS = {
             grid={"maxgain": (1.5, 2, 3, 4, 6)},
             early=True,
             decide_by="paired",
-            remarks=("Peak rate and weight decay were chosen without MaxGain, γ by the early rule.",),
+            remarks=(
+                "Peak rate and weight decay were chosen without MaxGain, γ by the early rule. Runs with MaxGain that end "
+                "far below the others [broke down in the last epoch](docs/learned.md#the-ratchet).",
+            ),
         ),
         Experiment(
             name="noisy-digits",
