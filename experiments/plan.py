@@ -256,8 +256,8 @@ EXPERIMENTS = {
             early=True,
             decide_by="paired",
             remarks=(
-                "Peak rate and weight decay were chosen without MaxGain, γ by the early rule. Runs with MaxGain that end "
-                "far below the others [broke down in the last epoch](docs/learned.md#the-ratchet).",
+                "Peak rate and weight decay were chosen without MaxGain, γ by the early rule. Runs with MaxGain that "
+                "end far below the others [broke down in the last epoch](docs/learned.md#the-ratchet).",
             ),
         ),
         Experiment(
