@@ -249,14 +249,17 @@ def _copied(table: Tensor, device: torch.device) -> Tensor:
         return table
 
     def copy() -> Tensor:
-        with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(_stream_for_copies(device)):
             return table.to(device)
 
-    return _other_thread.submit(copy).result()
+    with ThreadPoolExecutor(1) as other_thread:
+        return other_thread.submit(copy).result()
 
 
-_other_thread = ThreadPoolExecutor(1, "maxgain")
-"""Which begins with the first copy."""
+@cache
+def _stream_for_copies(device: torch.device) -> torch.cuda.Stream:
+    """One for all, as each stream keeps memory of its own."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @cache
