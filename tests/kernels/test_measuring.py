@@ -3,16 +3,19 @@
 Where there is no GPU the kernel itself is run by Triton's interpreter, if that is asked for: see `make kernels`.
 """
 
+import importlib.util
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.networks import import_timm
 from torch import nn
 
 from kernel_runs import Part, as_on_a_gpu, buffers, by_record, interpret, interpreted, needs_gpu
-from maxgain import MaxGain
+from maxgain import MaxGain, gain
 from maxgain.constraint import NOT_FINITE
 from maxgain.errors import MeasurementWarning
 from maxgain.kernels import measuring, planning
@@ -210,6 +213,32 @@ def test_why_there_is_no_kernel_is_told():
     ):
         with as_on_a_gpu():
             assert reason in measuring.measure(*buffers(4), 0, *part, 1, p)
+
+
+@pytest.mark.parametrize("memory_format", FORMATS)
+@pytest.mark.parametrize("name", ["convnext_atto", "mobilevit_xxs", "coat_lite_tiny"])
+@pytest.mark.parametrize("device", [pytest.param("interpreted", marks=interpreted)])
+def test_the_kernel_reads_every_layer_of_a_model_where_it_is(device, name, memory_format, monkeypatch):
+    """Convolutions, batch norms, and dense layers on permuted images and windows of them."""
+    if importlib.util.find_spec("timm") is None:
+        pytest.skip("timm is not installed")
+    timm, reasons = import_timm(), list[str]()
+    plan_for = measuring._plan
+
+    def plan(*given: Any) -> Any:
+        made = plan_for(*given)
+        reasons.append(made.reason)
+        return made
+
+    monkeypatch.setattr(measuring, "_plan", plan)
+    monkeypatch.setattr(measuring.Kernel, "__call__", lambda *given: None)
+    monkeypatch.setattr(gain, "record", lambda *given: measuring.measure(*given))
+    model = timm.create_model(name).to(memory_format=memory_format)
+    constraint = MaxGain(model, 2.0)
+    with as_on_a_gpu():
+        model(torch.randn(2, 3, 224, 224).contiguous(memory_format=memory_format))
+    assert set(reasons) == {""}
+    constraint.detach()
 
 
 @each_p
