@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from .layers import ITSELF
-from .text import listed
+from .text import ITSELF, listed
 
 RECENT, ENOUGH = 20, 10
 """How many of a layer's logged gains are its recent ones, and how many of them a comparison needs."""

@@ -20,7 +20,6 @@ from torch.nn.parameter import is_lazy
 
 from .errors import BoundError, MaxGainError, NothingToConstrainError, PatternError, UnsupportedLayerError
 from .functional import without_bias
-from .text import ITSELF as ITSELF
 from .text import by_reason, listed
 
 Bound = float | Mapping[str, float]

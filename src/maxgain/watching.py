@@ -27,7 +27,8 @@ from .constraint import Constraint
 from .distributed import max_over_ranks
 from .errors import MaxGainError
 from .gain import MaxGain
-from .layers import ITSELF, check_every
+from .layers import check_every
+from .text import ITSELF
 
 Log = Literal["worst", "all"]
 Send = Callable[[dict[str, float], int], Any]
@@ -53,6 +54,7 @@ class Watch:
     _pending: tuple[int, Tensor, Any] | None = None
 
     def __post_init__(self) -> None:
+        # What the constraint dropped before is no alarm.
         self._dropped_before = self.constraint._buffer.dropped.clone()
 
     def log(self, step: int) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 ALONG, ACROSS, APART = 0, 1, 2
-"""Which entries lie side by side; see ``triton_gains``."""
+"""Neighbouring entries of an instance lie side by side in memory, or neighbouring instances do, or neither."""
 INSTANCE_LEVELS, LEVELS = 4, 3
 """In how many levels of even distances the kernel finds instances, and the entries of one."""
 TOO_FAR = 1 << 31

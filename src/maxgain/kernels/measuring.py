@@ -54,7 +54,7 @@ def measure(
     """
     if type(x) is not Tensor:
         return f"its input is a {type(x).__name__}"
-    key = (
+    key = (  # flat, and before any list: this is most of what an eager launch costs
         x.shape, x.stride(), x.dtype, x.device, None if z is None else (z.shape, z.stride(), z.dtype, z.device),
         None if vector is None else (vector.dtype, vector.stride()),
         None if variance is None else (variance.dtype, variance.stride()),
@@ -116,8 +116,8 @@ class Plan(NamedTuple):
 
 
 _plans: dict[Any, Plan] = {}
-_captured: list[Plan] = []
-"""Plans whose tables CUDA graphs read, for as long as there are such graphs."""
+_captured: dict[int, Plan] = {}
+"""Plans whose tables CUDA graphs read, which are kept for as long as there may be such graphs: for ever."""
 
 
 def _plan(
@@ -171,7 +171,7 @@ def _launch(plan: Plan, slot: int, given: Sequence[Tensor], maxima: Tensor, drop
         with torch.cuda.device(device):
             return _launch(plan, slot, given, maxima, dropped, resting)
     if maxima.is_cuda and torch.cuda.is_current_stream_capturing():
-        _captured.append(plan)
+        _captured[id(plan)] = plan
     workspace = maxima.new_zeros(plan.workspace) if plan.workspace else maxima
     pointers = [one.data_ptr() for one in given]
     is_aligned = not reduce(or_, pointers) & 15

@@ -14,7 +14,8 @@ from .layouts import ACROSS, Layout, lay_out
 POWERS = {1.0: 1, 2.0: 2, math.inf: 0}
 """The norms of the kernel, and their numbers there."""
 DIRECT, REPEATED, SPREAD = 0, 1, 2
-"""Which channel a position has; see ``triton_gains``."""
+"""The channel of a position in an instance is the position, or its remainder by the number of channels, which is the
+same in every tile, or that remainder where it is not, or the position divided by ``inner`` if this is above 1."""
 COLUMNS = 32
 """Of the kernel's table."""
 NEVER = (1 << 31) - 1

@@ -11,22 +11,12 @@ multiprocessor to itself has registers enough, and is faster with ``VEC`` = 1.
 import triton
 import triton.language as tl
 
-ALONG = tl.constexpr(0)
-"""Neighbouring entries of an instance lie side by side in memory,"""
-ACROSS = tl.constexpr(1)
-"""or neighbouring instances do,"""
-APART = tl.constexpr(2)
-"""or neither."""
+from . import layouts, planning
 
-DIRECT = tl.constexpr(0)
-"""The channel of a position in an instance is the position,"""
-REPEATED = tl.constexpr(1)
-"""or its remainder by the number of channels, which is the same in every tile,"""
-SPREAD = tl.constexpr(2)
-"""or that remainder, or the position divided by ``INNER`` if this is above 1."""
-
-COLUMNS = tl.constexpr(32)
-"""Of the table, which has a row for each entry of a launch. ``measuring.Launch`` writes it."""
+# Triton reads no globals but constants of its own.
+ALONG, ACROSS = tl.constexpr(layouts.ALONG), tl.constexpr(layouts.ACROSS)
+DIRECT, REPEATED, SPREAD = tl.constexpr(planning.DIRECT), tl.constexpr(planning.REPEATED), tl.constexpr(planning.SPREAD)
+COLUMNS = tl.constexpr(planning.COLUMNS)
 
 
 @triton.jit
@@ -187,6 +177,26 @@ def _add_parts(sums, count, P: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
+def _whole(x_sum, z_sum, input_sum, normed_sum, workspace, part, count,
+           NORMS: tl.constexpr, P: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """Keep the sums of a part; the last program of an instance gets those of the whole, and is told so."""
+    sums, far = workspace + tl.program_id(0) - part, tl.num_programs(0)
+    own = sums + part + tl.arange(0, 1)
+    tl.store(own, x_sum)
+    tl.store(own + far, z_sum)
+    if NORMS:
+        tl.store(own + 2 * far, input_sum)
+        tl.store(own + 3 * far, normed_sum)
+    is_last = tl.atomic_add(sums + 4 * far, 1.0, sem="acq_rel") == count - 1
+    if is_last:
+        x_sum, z_sum = _add_parts(sums, count, P, WIDE), _add_parts(sums + far, count, P, WIDE)
+        if NORMS:
+            input_sum = _add_parts(sums + 2 * far, count, P, WIDE)
+            normed_sum = _add_parts(sums + 3 * far, count, P, WIDE)
+    return x_sum, z_sum, input_sum, normed_sum, is_last
+
+
+@triton.jit
 def _raise_maximum(x_sum, z_sum, usable, maximum, dropped, known, P: tl.constexpr):
     """Raise the maximum, which is ``known``, to the largest gain of the instances that have these sums; return it."""
     if P == 2:
@@ -270,20 +280,8 @@ def gains_kernel(
         goes_on = True
         if WIDE > 0:  # noqa: SIM102 - it is known when the kernel is compiled
             if count > 1:  # then a program has one instance
-                far = tl.num_programs(0)
-                sums = workspace + tl.program_id(0) - part
-                own = sums + part + tl.arange(0, 1)
-                tl.store(own, x_sum)
-                tl.store(own + far, z_sum)
-                if NORMS:
-                    tl.store(own + 2 * far, input_sum)
-                    tl.store(own + 3 * far, normed_sum)
-                goes_on = tl.atomic_add(sums + 4 * far, 1.0, sem="acq_rel") == count - 1
-                if goes_on:
-                    x_sum, z_sum = _add_parts(sums, count, P, WIDE), _add_parts(sums + far, count, P, WIDE)
-                    if NORMS:
-                        input_sum = _add_parts(sums + 2 * far, count, P, WIDE)
-                        normed_sum = _add_parts(sums + 3 * far, count, P, WIDE)
+                x_sum, z_sum, input_sum, normed_sum, goes_on = _whole(
+                    x_sum, z_sum, input_sum, normed_sum, workspace, part, count, NORMS, P, WIDE)  # fmt: skip
         if goes_on:
             if is_measured:
                 known = _raise_maximum(x_sum, z_sum, usable, maxima + layer, dropped + layer, known, P)

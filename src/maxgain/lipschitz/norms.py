@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from ..errors import MaxGainError
-from ..layers import ITSELF, Found, Globs, Layer, find_layers, first_input
+from ..layers import Found, Globs, Layer, find_layers, first_input
 from ..measure import call, evaluating, observing
-from ..text import text_table
+from ..text import ITSELF, text_table
 from .largest import largest_singular_value
 from .maps import LinearMap, Shapes, check_operator_p, fixed_shapes, instance_shapes, no_norm
 from .network import NotAChainError, chain_constant
