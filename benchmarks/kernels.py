@@ -64,6 +64,10 @@ def measure(shapes: list[tuple[Shape, Shape]], *, with_norms: bool) -> tuple[flo
 
 def main(changes: list[str]) -> None:
     """Measure with each of the changed constants alone."""
+    if not torch.cuda.is_available():
+        sys.exit("benchmarks.kernels: there is no GPU here.")
+    if unknown := [change for change in changes if not hasattr(planning, change.partition("=")[0])]:
+        sys.exit(f"benchmarks.kernels: maxgain.kernels.planning has no constant {unknown[0]!r}; write ROWS=4,256,8.")
     for change in ["", *changes]:
         name, _, value = change.partition("=")
         before: Any = getattr(planning, name, None)
